@@ -1,7 +1,7 @@
 """A memory tier with admission: an entry is kept only if it is requested more often than the entries that it
 would replace.
 
-Each scan pushes the hot entries out of an LRU cache. Here a new entry starts in a small window (LRU). When
+A scan evicts the hot entries of an LRU cache. In this cache, a new entry starts in a small window (LRU). When
 it leaves the window, it competes with the entries that would be evicted for it: the sum of their
 frequencies (`frequency.py`) must be less than its own frequency. The main part is a segmented LRU: an entry
 that is requested again moves from probation to the protected segment. Pinned entries are in a separate
@@ -9,8 +9,8 @@ segment, from which only pinned entries can take space.
 
 A holder, such as a tenant, can use at most its share of the budget. At this limit, a new entry competes
 with other entries of the same holder. The holder has the same share of the pinned part, where its own
-pinned entries are evicted. Otherwise a holder that pins many entries would evict the pinned entries of all
-others.
+pinned entries are evicted. Otherwise a holder that pins many entries would evict the pinned entries of all other
+holders.
 
 Like `MemoryCache`, this cache is single-threaded and never exceeds its budget. Source: Einziger, Friedman,
 Manes, "TinyLFU: a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and
@@ -46,7 +46,7 @@ class _Entry(Generic[V]):
 
 
 class _KeyList(Generic[K]):
-    """Keys, the least recently used first, and the total bytes of their entries."""
+    """Keys, the least recently used first, with the total bytes of their entries."""
 
     def __init__(self) -> None:
         self.keys: OrderedDict[K, None] = OrderedDict()
@@ -116,7 +116,7 @@ class AdmittingCache(BudgetedCache[K, V]):
 
         Args:
             counted: False if the call continues an earlier request, such as the next small read of a sequential
-                reader in the same block. These calls do not make the block popular.
+                reader in the same block. Such calls do not make the block popular.
         """
         if counted:
             self._sketch.count(self._identify(key))

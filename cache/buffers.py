@@ -1,7 +1,8 @@
 """Reused memory for values of one size that are read and soon released, such as the values of a disk tier.
 
-The kernel clears each page that a process gets, and takes the page back when a large buffer is freed. Both
-together take longer than reading a file that the kernel has in memory. Therefore the buffers are reused.
+The kernel clears each page that a process gets, and takes the page back when a large buffer is freed. Clearing and
+taking back together take longer than reading a file that the kernel has in memory. Therefore the buffers are
+reused.
 """
 
 from __future__ import annotations

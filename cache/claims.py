@@ -1,4 +1,4 @@
-"""Claims: only one process of this machine fetches a key at a time; the others wait until the key is in the
+"""Claims: only one process of this machine fetches a key at a time. The other processes wait until the key is in the
 disk cache.
 
 Without claims, each of N workers that access a new table would fetch and decode all of it. The rule: a
@@ -7,7 +7,7 @@ fetches without a claim. If locks do not work, every claim is granted. In the wo
 twice.
 
 A claim is a lock on one byte of one file. The byte's offset is derived from the key, so that no file per
-key exists and nothing has to be cleaned up. Two keys very rarely share a byte; then they only wait for each
+key exists and nothing has to be cleaned up. Two keys very rarely share a byte. Then they only wait for each
 other.
 """
 

@@ -29,10 +29,12 @@ from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
-"""Smaller files are read: a mapping needs one more system call, and its own pages."""
+"""The minimum size of a file that is mapped. A smaller file is read, because a mapping needs one more system call,
+and its own pages.
+"""
 _TOUCHES_MAX = 1024
 _BUFFER_POOL_BYTES = 8 << 20
-"""The size of the buffers that are kept for the next reads: enough for an answer of 32 blocks."""
+"""The size of the buffers that are kept for the next reads. It is enough for an answer of 32 blocks."""
 _NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of `preadv` on Linux that makes a read fail instead of waiting for the disk."""
 
@@ -48,10 +50,11 @@ class DiskTier:
             but no descriptor.
         map_bytes_min: The size from which files are mapped; smaller files are read.
         should_replace: Decides which values are stored in a full folder: a value is stored only if
-            `should_replace(its key, the key of the entry to evict)`, with keys that `account_key` returns. None:
-            always.
-        holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted.
-            None: holders have no budget.
+            `should_replace(its key, the key of the entry to evict)` is true. The keys are those that `account_key`
+            returns. If it is None, every value is stored.
+        holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it
+            is
+            None, holders have no budget.
         check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads
             the whole file. If False, the payload must contain its own checksums.
         reused_bytes: The size of the values whose memory `get_resident` reuses, if most values have the same
@@ -115,8 +118,8 @@ class DiskTier:
     def get_resident(self, key: str) -> memoryview | None:
         """Return the value if the kernel has its pages in memory, so that the read does not wait for the disk.
 
-        Otherwise return None, and count nothing: the value may be on the disk. Use this only for values that are
-        never mapped.
+        Otherwise return None, and count nothing, because the value may be on the disk. Use this method only for
+        values that are never mapped.
         """
         if self._closed or _NOWAIT_FLAG is None:
             return None
@@ -153,7 +156,7 @@ class DiskTier:
     def put(self, key: str, payload: Payload, holder: str = "") -> bool:
         """Store a value, as `Tier.put` does.
 
-        The size counts for `holder`, which is any text.
+        The size counts for `holder`. Any text can be a holder.
         """
         return self.put_many([(key, payload, holder)])[0]
 
@@ -248,7 +251,7 @@ class DiskTier:
             self._recent_uses.pop(key, None)
         name = key_digest(key)[:16]
         try:
-            # The file goes before the lock is taken: a discarded file must not stay because the folder is busy or
+            # Delete the file before the lock is taken: a discarded file must not stay because the folder is busy or
             # full.
             (self._folder / file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
@@ -356,7 +359,7 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A value to store; `size` includes the header."""
+    """A value to store. `size` includes the header."""
 
     key: str
     digest: bytes

@@ -1,6 +1,6 @@
 """The envelope of a stored value: a read returns exactly the value that was put under the key, or is refused.
 
-The rule: nothing outside the envelope is trusted: not the file's name, its length or the account. Files may
+The rule: a reader trusts only the envelope, and not the file's name, its length or the account. Files may
 therefore be torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
 
     bytes  0–7   magic, with a line end that a transfer in text mode would break
@@ -15,7 +15,7 @@ therefore be torn, swapped, corrupted or left over from a crash, and nothing is 
 The header has 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal
 runs at 12 GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases
 the GIL. The checksum protects against accidents, not against an attacker with write access to the folder.
-This module is pure: it does not access files.
+The functions have no side effects, and do not access files.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
 def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
     """Return the payload, a slice of `data` that keeps `data` alive.
 
-    If `check_payload` is False, only the header is read, which contains the key and the length. Then the
-    payload must have its own checksums.
+    If `check_payload` is False, only the header is read, which contains the key and the length. In this case,
+    the payload must have its own checksums.
 
     Raises:
         Damaged: The data differ from an envelope that `seal` has made for this key.

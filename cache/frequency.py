@@ -15,7 +15,7 @@ COUNT_MAX = 15
 _SAMPLE = 10
 _MASK64 = (1 << 64) - 1
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-"""Odd constants of known mixing functions; they give a key a different position in each row of counters."""
+"""Odd constants of known mixing functions. They give a key a different position in each row of counters."""
 _HALVED = bytes(count // 2 for count in range(256))
 
 
@@ -52,7 +52,7 @@ class FrequencySketch:
         rows = self._rows
         minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
         if minimum < COUNT_MAX:
-            # Only the lowest counters are increased: the others also count keys that are more frequent.
+            # Only the lowest counters are increased, because the others also count keys that are more frequent.
             for row, slot in zip(rows, slots, strict=True):
                 if row[slot] == minimum:
                     row[slot] = minimum + 1

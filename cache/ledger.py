@@ -42,14 +42,17 @@ SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
 _SQLITE_TIMEOUT_S = 1.0
-"""The wait for foreign processes that open the file. Seamark's processes wait for the lock file."""
+"""The time for which SQLite waits for other programs that open the file.
+
+Seamark's processes wait for the lock file.
+"""
 _DATABASE = "cache.db"
 _POLICY = "seamark"
 
 EVICTION_POLICY[_POLICY] = {
     "init": EVICTION_POLICY["least-recently-used"]["init"],
     "get": EVICTION_POLICY["least-recently-used"]["get"],
-    # diskcache evicts ten entries at a time. For large entries that is too much, so they are evicted one by
+    # diskcache evicts ten entries at a time. For large entries, this is too much, so they are evicted one by
     # one.
     "cull": "SELECT {fields} FROM Cache ORDER BY access_time, rowid LIMIT CASE WHEN (SELECT MAX(size) FROM"
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
@@ -94,11 +97,13 @@ class _Corrupt(Exception):
 
 
 _FAILURES = (sqlite3.Error, Timeout, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""Exceptions of diskcache if its file is busy, truncated, corrupt or missing: its rows may contain anything."""
+"""The exceptions that diskcache raises if its file is busy, truncated, corrupt or missing. Its rows may then contain
+anything.
+"""
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
-    """The files as diskcache sees them: their names are derived from keys, and diskcache does not read or write
+    """The files as diskcache sees them. Their names are derived from keys, and diskcache does not read or write
     them.
     """
 
@@ -165,7 +170,7 @@ class Ledger:
         """Open the account, if possible.
 
         Args:
-            holders: Whether the account also counts the bytes of each holder; the tag of a row names the holder.
+            holders: Whether the account also counts the bytes of each holder. The tag of a row names the holder.
         """
         self._folder = folder
         self._budget_bytes = budget_bytes
@@ -273,7 +278,7 @@ class Ledger:
             self._cache = None
 
     def _open(self) -> Any:
-        """Return the account that is on the disk now: another process may have removed or replaced it."""
+        """Return the account that is on the disk now, because another process may have removed or replaced it."""
         path = self._folder / _DATABASE
         if self._cache is None or _inode(path) != self._inode:
             self._forget()

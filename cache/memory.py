@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_OVERHEAD_BYTES = 200
-"""Is added to each declared size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
+"""The memory that is added to each size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CacheStats:
     """Counts since the start, and the current contents.
 
     Attributes:
-        refused: The number of values that were larger than the budget.
+        refused: The number of values that were refused because they were larger than the budget.
     """
 
     hits: int
@@ -50,9 +50,9 @@ class BudgetedCache(ABC, Generic[K, V]):
     A subclass stores the entries.
 
     Args:
-        budget_bytes: The maximum size; 0 stores nothing.
-        name: The name under which `memory_by_name` reports the used bytes; several caches may have the same
-            name. "" if the owner reports its memory itself.
+        budget_bytes: The maximum size. If it is 0, nothing is stored.
+        name: The name under which `memory_by_name` reports the used bytes. Several caches may have the same
+            name. It is empty if the owner reports its memory itself.
 
     Raises:
         ValueError: The budget is negative.
@@ -115,7 +115,11 @@ class BudgetedCache(ABC, Generic[K, V]):
         )
 
     def _check_account(self, charged: Collection[int]) -> None:
-        """Raise AssertionError unless the sum of `charged`, a size per entry, is `used_bytes`."""
+        """Check that the sum of `charged`, a size per entry, is `used_bytes`.
+
+        Raises:
+            AssertionError: The sum differs.
+        """
         assert len(charged) == len(self._entries)
         assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
         assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"
@@ -239,7 +243,7 @@ class SharedCache(BudgetedCache[K, V]):
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
 _NAME_LOCK = Lock()
-"""Protects `_named`: caches belong to the event loop, but some are created in threads."""
+"""Protects `_named`. Caches belong to the event loop, but some caches are created in threads."""
 
 
 def memory_by_name() -> dict[str, int]:

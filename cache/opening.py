@@ -41,7 +41,9 @@ async def open_stack(
     accounts for all memory.
 
     Args:
-        weigh: See `Stack`, also for `weigh_mapped`, `pending_bytes_max` and `on_mapped`.
+        memory: The memory tier.
+        weigh, weigh_mapped, pending_bytes_max, on_mapped: See `Stack`.
+        folder: The folder of the disk tier.
         disk_bytes: The maximum size of the values in `folder`; 0 disables the disk tier.
         threads: The number of threads that do the work on the disk.
         name: The name of these threads.

@@ -53,7 +53,7 @@ class SingleFlight(Generic[K, V]):
                 # Later callers must not join a flight that is being cancelled.
                 self._forget(key, flight)
                 flight.task.cancel()
-            # The traceback of an error refers to this frame, and the task refers to the error; this breaks the cycle.
+            # The traceback of an error references this frame, and the task references the error. This breaks the cycle.
             del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
@@ -67,7 +67,7 @@ class SingleFlight(Generic[K, V]):
     def _land(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
         self._forget(key, flight)
         if not task.cancelled():
-            # Otherwise asyncio would warn of an unretrieved error if all waiters were cancelled in the same step.
+            # Otherwise, asyncio would warn about an unretrieved error if all waiters were cancelled in the same step.
             task.exception()
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:

@@ -19,9 +19,9 @@ import numpy as np
 
 _SAMPLE = 8
 _SHARED = (type, Enum, FunctionType, MethodType, ModuleType)
-"""Types of objects that other code keeps in memory anyway."""
+"""The types of objects that other code keeps in memory anyway."""
 _SMALL_INTS = range(-5, 257)
-"""CPython has one object for each of these."""
+"""The integers for which CPython has a single object each."""
 _FLAT = frozenset((str, bytes, int, float, bytearray))
 
 
@@ -57,7 +57,7 @@ def _size(value: Any, seen: set[int]) -> int:
 
 
 def _owner_bytes(owner: Any, seen: set[int]) -> int:
-    """Return the size of the whole object that a view refers to.
+    """Return the size of the whole object to which a view refers.
 
     The owner is another view, an object, or memory of the kernel or of a library.
     """

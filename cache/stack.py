@@ -1,4 +1,4 @@
-"""The read-through stack: memory, then disk, then `fetch`; a fetched value is stored in memory and on the
+"""The read-through stack: memory, then disk, then `fetch`. A fetched value is stored in memory and on the
 disk.
 
 The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with
@@ -6,11 +6,11 @@ claims, on this machine. A tier that fails counts as a miss, so that only a fetc
 `get`. A get never waits for a put: fetched values are written to the disk in the background, through a
 queue that drops values when it is full.
 
-The memory tier contains decoded values (V), the disk tier bytes; `open` converts bytes to values. It should
-use the bytes in place and copy nothing: then a V over a mapped file uses no memory of this process, and N
-workers share the pages. For the same reason a fetched value, whose bytes are private, is replaced by a
-value over the mapped file when the file is on the disk. If `on_mapped` is set, the value stays, and the
-file is mapped over its bytes (`region.py`).
+The memory tier contains decoded values (V), and the disk tier contains bytes. `open` converts bytes to values. It
+should use the bytes in place and copy nothing. Then a V over a mapped file uses no memory of this process, and N
+workers share the pages. For the same reason a fetched value, whose bytes are private, is replaced by a value over
+the mapped file when the file is on the disk. If `on_mapped` is set, the value stays, and the file is mapped over
+its bytes (`region.py`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class StackStats:
     """Counts since the start.
 
     Attributes:
-        disk: None if there is no disk tier.
-        fetches: Fetches that were started.
-        waits: Waits for another process that was fetching the same key.
-        timed_out_waits: Waits that timed out, after which this process fetched.
-        dropped: Values that were not written to the disk because the queue was full.
-        unreadable: Values from the disk that `open` refused.
-        pending_bytes: The bytes that are in the queue now.
+        disk: The counts of the disk tier; None if there is no disk tier.
+        fetches: The number of fetches that were started.
+        waits: The number of waits for another process that was fetching the same key.
+        timed_out_waits: The number of waits that timed out. After such a wait, this process fetched.
+        dropped: The number of values that were not written to the disk because the queue was full.
+        unreadable: The number of values from the disk that `open` refused.
+        pending_bytes: The number of bytes that are in the queue now.
     """
 
     memory: CacheStats
@@ -75,11 +75,12 @@ class Stack(Generic[V]):
 
     Args:
         weigh: Returns the size of a value for the memory tier, in bytes.
-        weigh_mapped: Returns the size of a value over a mapped file. None: `weigh` is used.
+        weigh_mapped: Returns the size of a value over a mapped file. If it is None, `weigh` is used.
         pending_bytes_max: The maximum size of the queue for the disk.
         claim_wait_s: The longest wait for another process that fetches the same key.
-        on_mapped: Receives the values whose bytes are a mapped file now. Any thread may call it.
-        executor: Runs the work on the disk, and `open` of its bytes. None: the loop's default executor.
+        on_mapped: Receives the values whose bytes are a mapped file now. It may be called in any thread.
+        executor: Runs the work on the disk, and `open` of its bytes. If it is None, the loop's default executor is
+            used.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Stack(Generic[V]):
         self._fetches = self._waits = self._timed_out_waits = self._dropped = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
-        """Return the value if it is in memory; unlike `get`, the call does not await."""
+        """Return the value if it is in memory. Unlike `get`, the method does not await."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
@@ -150,13 +151,13 @@ class Stack(Generic[V]):
     def _read_many(
         self, keys: Sequence[str], open: Callable[[memoryview], V]
     ) -> list[tuple[V, Callable[[V], int]] | None]:
-        """Call `_read` for each key. Runs in a thread."""
+        """Call `_read` for each key. The method runs in a thread."""
         disk = self._disk
         assert disk is not None
         return [self._read(key, open) if disk.may_have(key) else None for key in keys]
 
     def discard(self, key: str) -> None:
-        """Remove the value from memory only; the disk and other processes may still have it."""
+        """Remove the value from memory only. The disk and other processes may still have it."""
         self._memory.discard(key)
 
     async def remove(self, key: str) -> None:
@@ -202,9 +203,9 @@ class Stack(Generic[V]):
         return value
 
     def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
-        """Return the value and its weigher.
+        """Return the value and the function that weighs it.
 
-        Runs in a thread. Never raises: a failed cache must not fail a query.
+        The method runs in a thread. It never raises, because a failed cache must not fail a query.
         """
         assert self._disk is not None
         payload = self._disk.get(key)
@@ -292,7 +293,7 @@ class Stack(Generic[V]):
         self._closed = True
         if self._writer is not None:
             drained = asyncio.create_task(self._queue.join())
-            # If its executor is gone, the writer ends early, and the queue would never be drained.
+            # If the writer's executor is gone, the writer ends early, and the queue would never be drained.
             await asyncio.wait([drained, self._writer], return_when=asyncio.FIRST_COMPLETED)
             for task in (drained, self._writer):
                 task.cancel()

@@ -1,13 +1,13 @@
 """The contract of a cache tier for bytes. `tests/cache/contract.py` checks all tiers.
 
-The rules: a key is immutable: its value never changes, so that nothing has to be invalidated. A tier may
-remove anything at any time. A tier that fails counts as a miss. No method raises because of a disk, a
-network or a damaged entry: `get` returns None, `put` returns False, and the stats contain the number of
-errors and the last reason.
+The rules: a key is immutable, which means that its value never changes, so that nothing has to be invalidated. A
+tier may remove anything at any time. A tier that fails counts as a miss. No method raises because of a disk, a
+network or a damaged entry: `get` returns None, `put` returns False, and the stats contain the number of errors and
+the last reason.
 
 `Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a
 key by rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects
-gateway's cache has its own order of tiers (`metaserver/gateway/caching/`): it answers parts of blocks while
+gateway's cache has its own order of tiers (`metaserver/gateway/caching/`), because it answers parts of blocks while
 they arrive.
 """
 
@@ -21,7 +21,7 @@ from seamark.cache.region import Region
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = Bytes | Sequence[Bytes]
-"""One buffer, or several that are concatenated; they are C-contiguous and have any item size."""
+"""One buffer, or several buffers that are concatenated. They are C-contiguous and have any item size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class TierStats:
     `entries` and `used_bytes` are the values after the last write of this process.
 
     Attributes:
-        refused: Values that can never fit.
-        damaged: Damaged entries, which are removed. They also count as misses.
-        errors: Failed operations; `last_error` is the reason of the last failure, or "".
+        refused: The number of values that can never fit.
+        damaged: The number of damaged entries, which are removed. They also count as misses.
+        errors: The number of failed operations. `last_error` is the reason of the last failure, or "".
     """
 
     hits: int
@@ -53,13 +53,13 @@ class Tier(Protocol):
     """A cache tier. Its methods block; several threads may call them concurrently."""
 
     def get(self, key: str) -> memoryview | None:
-        """Return the payload, or None: a read-only, flat view of format "B".
+        """Return the payload as a read-only, flat view of format "B", or None if the tier does not have the key.
 
         The payload stays valid while the view, or a view of it, exists.
         """
 
     def may_have(self, key: str) -> bool:
-        """Return False if `get` would find nothing.
+        """Return False if `get` would certainly return None.
 
         The check is cheap and not counted as a use. True does not prove that there is a value.
         """

@@ -217,11 +217,11 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
-    """Run `work` on the database of the settings; errors become a message and an exit code.
+    """Run `work` on the database of the settings. An error becomes a message and an exit code.
 
     Args:
-        creates: Whether a missing database is created, which a line reports. If False, it is an error: the
-            home may be wrong.
+        creates: Whether a missing database is created, which the command reports. If False, a missing database is an
+            error, because the home may be wrong.
     """
     settings = load_settings(flags, config)
     database = sqlite_file(settings)

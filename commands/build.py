@@ -63,7 +63,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
-    """Open the workers that read data files, and close them at the end of the block.
+    """Open the workers that read data files. When the context ends, close them.
 
     Raises:
         Misconfigured: Spark is requested but not installed.
@@ -90,7 +90,7 @@ def has_spark() -> bool:
 def start_spark(master: str) -> Workers:
     """Start Spark.
 
-    PySpark is an optional dependency; only this function imports it.
+    PySpark is an optional dependency. Only this function imports it.
     """
     if not has_spark():
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
@@ -100,9 +100,9 @@ def start_spark(master: str) -> Workers:
 
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C within the block.
+    """Handle SIGTERM like Ctrl-C while the context is active.
 
-    Both end the block with KeyboardInterrupt. The command ends without an error text, with the exit code that
+    Both signals raise KeyboardInterrupt. The command ends without an error text, with the exit code that
     shells use for a process that a signal ended. Further signals have no effect, because they would interrupt
     the clean-up. SIGKILL ends the process immediately.
     """
@@ -121,7 +121,7 @@ def handle_sigterm() -> Iterator[None]:
     except KeyboardInterrupt:
         if not received:
             raise
-        before.clear()  # The process ends now; further signals have no effect until it has ended.
+        before.clear()  # The process ends now. Further signals have no effect until it has ended.
         raise SystemExit(128 + received[0]) from None
     finally:
         for caught, handler in before.items():

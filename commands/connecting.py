@@ -36,7 +36,7 @@ Client = TypeVar("Client", bound=SeamarkClient)
 
 
 def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
-    """Return the URL of the server with this home.
+    """Return the URL of the running server whose home the settings name.
 
     Raises:
         Misconfigured: No server is running.
@@ -53,7 +53,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
 
 
 def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickException:
-    """Return the error of the command for an error of its client, with advice where possible."""
+    """Return the error of the command for an error of its client. It contains advice where possible."""
     hint = ""
     if isinstance(error, Unauthenticated) and not has_token:
         hint = "; set --token or the variable SEAMARK_TOKEN"
@@ -64,9 +64,9 @@ def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickExcep
 
 @contextmanager
 def open_client(make: Callable[[], Client]) -> Iterator[Client]:
-    """Yield the client, and close it at the end of the block.
+    """Yield the client, and close it when the context ends.
 
-    Errors within the block become error messages of the command.
+    Errors within the context become error messages of the command.
     """
     try:
         client = make()
@@ -107,7 +107,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Add advice to a NotFound error within the block.
+    """Add advice to a NotFound error within the context.
 
     The advice is the command that restores or creates the missing entry, or a similar name. The name is
     compared with `table`, or with the name in the error.

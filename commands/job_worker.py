@@ -48,7 +48,7 @@ that jobs still end.
 """
 _IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The number of the system call ioprio_set, for which the C library has no function."""
+"""The number of the system call ioprio_set. The C library has no function for it."""
 _SET_PDEATHSIG = 1
 _MESSAGE_MAX = 1000
 _log = structlog.get_logger("seamark.jobs")
@@ -57,7 +57,7 @@ _log = structlog.get_logger("seamark.jobs")
 def main() -> None:
     """Run jobs until the end of the input.
 
-    Prints of libraries go to standard error, so that they cannot damage an answer.
+    The prints of libraries go to standard error, so that they cannot damage an answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -124,7 +124,7 @@ def _await_end(child: int) -> int:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the parent ends, even if the parent is killed."""
+    """Make the kernel kill this process when the parent ends, even if the parent is killed."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -141,7 +141,7 @@ def _leave_input() -> None:
 
 
 def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
-    """Run the job in this process, which ends with it."""
+    """Run the job in this process, and end the process after the job."""
     try:
 
         def answer(answer: JobAnswer) -> None:
@@ -186,9 +186,10 @@ def run(
     Args:
         request: The job.
         report: Receives the progress from time to time.
-        runner: Runs the rewrites. None: this process.
-        scratch: If set, this process is for the job only, and is restricted to its table and to this folder
-            for temporary files.
+        runner: Runs the rewrites. If it is None, this process runs them.
+        scratch: A folder for temporary files. If it is set, this process is for the job only, and is restricted to
+            the
+            job's table and to this folder.
     """
     os.umask(request.umask)
     if request.folders is not None:

@@ -19,14 +19,16 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = LazyModule("importlib.metadata")  # Its import takes longer than the imports of all modules of Seamark.
+    metadata = LazyModule("importlib.metadata")  # Importing it takes longer than importing all modules of Seamark.
 
 _COMMANDS = {
     "serve": DeferredCommand(
         "seamark.commands.serving.serve:serve", "Run the server until SIGTERM or Ctrl-C.", "server"
     ),
     "demo": DeferredCommand(
-        "seamark.commands.demo:demo", "Look one user up in 2,000 files, then again with an index.", "demo"
+        "seamark.commands.demo.demo:demo",
+        "Look one user up before and after an index is built, then stream rows.",
+        "demo",
     ),
     "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(

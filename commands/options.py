@@ -34,9 +34,9 @@ def address_options(command: Command) -> Command:
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Add `--config` and a flag for each setting (or for `names`) to a command.
+    """Add `--config` and a flag for each setting (or for the settings in `names`) to a command.
 
-    A flag that is not given is left out of the settings.
+    If a flag is not given, the settings do not contain it.
     """
 
     def add(command: Command) -> Command:

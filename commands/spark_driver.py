@@ -22,8 +22,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
     request = from_json((folder / REQUEST).read_bytes(), JobRequest)
-    (folder / REQUEST).unlink()  # The file has keys, and the folder stays if the server is killed.
-    # PySpark is an optional dependency; only this process needs it.
+    (folder / REQUEST).unlink()  # The file contains keys, and the folder stays if the server is killed.
+    # PySpark is an optional dependency. Only this process needs it.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:
         answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)

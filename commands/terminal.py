@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 120
-"""The width if the output is not a terminal."""
+"""The width of the output if it is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

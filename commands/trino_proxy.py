@@ -42,7 +42,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
-    """Return the option for a limit of `ProxySettings`: seconds, bytes, or a number."""
+    """Return an option for a limit in `ProxySettings`: seconds, bytes, or a number."""
     default = getattr(ProxySettings, name)
     kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
     unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
@@ -230,10 +230,9 @@ def trino_proxy(
 
 
 def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
-    """Return texts about the servers behind the proxy that do not answer within `_ANSWER_S`, or are other
-    servers.
+    """Return texts about servers behind the proxy that do not answer within `_ANSWER_S`, or are other servers.
 
-    Name resolution has no time limit; therefore each request has its own thread.
+    Name resolution has no time limit. Therefore each request has its own thread.
     """
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
@@ -297,10 +296,10 @@ def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:
 def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | None, *, allowed: bool) -> None:
     """Check that no passwords or tokens cross the network unencrypted.
 
-    If that is allowed, only a warning is logged.
+    If the settings allow this, only a warning is logged.
 
     Raises:
-        ValueError: They would cross the network unencrypted, and that is not allowed.
+        ValueError: Passwords or tokens would cross the network unencrypted, and this is not allowed.
     """
     legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
     if settings.token and _is_plain(settings.seamark):

@@ -1,5 +1,5 @@
-"""The core that server and clients share: Iceberg's formats, index kinds, and the parts of the protocol that
-both sides need.
+"""The core that server and clients share: Iceberg's formats, index kinds, and the parts of the protocol that server and
+clients need.
 """
 
 if __name__ != "seamark.formats":

@@ -90,7 +90,7 @@ else:
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
-"""The operation under which requests that are not HTTP are counted."""
+"""The operation name under which requests that are not HTTP are counted."""
 HEADER_BYTES_MAX = 1 << 20
 """The maximum size of a request's line and headers together. aiohttp also limits each of them to 8 KiB."""
 _REPAIRED_SHOWN = 20
@@ -214,7 +214,7 @@ def make_holder_name(clock: Clock) -> str:
 
 @asynccontextmanager
 async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
-    """Run the table services during the block.
+    """Run the table services while the context is active.
 
     `url` is the URL of this server, which is already serving.
     """
@@ -241,7 +241,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
-    """Open the tracer; None without an endpoint.
+    """Open the tracer; None if no endpoint is set.
 
     Raises:
         ConfigError: The optional SDK is not installed.
@@ -265,7 +265,7 @@ def log_repaired(paths: Sequence[Path]) -> None:
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
-    """Return the certificate of tls_cert and tls_key; None without them.
+    """Return the certificate of tls_cert and tls_key; None if they are not set.
 
     Raises:
         ConfigError: A file is unusable; the message names it.
@@ -276,7 +276,7 @@ def open_certificate(settings: Settings) -> Certificate | None:
 def warn_of_plain_http(settings: Settings) -> None:
     """Warn if tokens can be read in transit.
 
-    They can if the server listens beyond loopback, and neither the server nor a proxy has TLS.
+    They can be read if the server listens beyond loopback, and neither the server nor a proxy has TLS.
     """
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
@@ -291,8 +291,8 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
         port: The port; the default is the port of the settings.
 
     Raises:
-        ConfigError: The address is in use, does not belong to this machine, or is open to others without
-        authentication.
+        ConfigError: The address is in use, does not belong to this machine, or would serve other machines without
+            authentication.
     """
     check_binding(settings)
     port = settings.port if port is None else port
@@ -317,7 +317,7 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
 
 
 def url_of(settings: Settings, sock: socket.socket) -> str:
-    """Return the base URL of `sock`; a wildcard address becomes loopback."""
+    """Return the base URL of `sock`. If it is bound to all addresses, the URL has the loopback address."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
     scheme = "https" if settings.tls_cert else "http"
@@ -325,7 +325,7 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 
 
 def limits_of(settings: Settings) -> ConnectionLimits:
-    """Return the limits by the settings.
+    """Return the limits of connections according to the settings.
 
     If the settings do not limit the number of connections, the number of files that this process may open limits it.
     """
@@ -341,15 +341,15 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 
 @asynccontextmanager
 async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve requests on `sock` during the block, and drain at its end."""
-    # aiohttp's access log is off: the middleware logs more.
+    """Serve requests on `sock` while the context is active. When the context ends, drain the server."""
+    # aiohttp's access log is off, because the middleware logs more.
     runner = ConnectionRunner(
         build_app(components),
         limits_of(components.settings),
         Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=_tls_of(components),
         access_log=None,
-        # `bodies` inflates in steps; aiohttp would inflate everything at once, before a route can refuse.
+        # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
         auto_decompress=False,
         handle_signals=False,
         keepalive_timeout=components.settings.idle_timeout_s,
@@ -366,7 +366,7 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
 
 @asynccontextmanager
 async def gateway(components: ServerComponents) -> AsyncIterator[None]:
-    """Serve the objects gateway on `gateway_port` during the block."""
+    """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
@@ -376,8 +376,9 @@ async def gateway(components: ServerComponents) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
-    """Answer other replicas on `peer_address` during the block, if it is set, and list this server among the
-    replicas.
+    """Answer other replicas on `peer_address`, if it is set, and list this server among the replicas.
+
+    This lasts while the context is active.
     """
     if components.peers is None:
         yield
@@ -396,8 +397,8 @@ def _tls_of(components: ServerComponents) -> ssl.SSLContext | None:
 async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
     """Let running requests finish within `drain_timeout_s`, and abort the others.
 
-    aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. So this function
-    waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
+    aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. Therefore this
+    function waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
     """
     components.drain.set()
     components.timeline.drain()
@@ -436,9 +437,13 @@ async def serve(
 
     A second signal has no effect; SIGKILL stops immediately.
 
-    `parent` is a file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
-
     Args:
+        settings: The settings.
+        sock: The bound socket.
+        clock: The clock.
+        extensions: The extensions.
+        on_ready: Called when the server accepts requests.
+        parent: A file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
         is_first: Whether this worker reports the facts that concern all workers.
     """
     stop = asyncio.Event()
@@ -517,7 +522,7 @@ def _sample_streams(components: ServerComponents) -> None:
 
 
 async def _sample(components: ServerComponents) -> None:
-    """Update the gauges of other components, and measure the latency of the event loop."""
+    """Update the gauges of other components, and measure the latency of the event loop, periodically."""
     metrics, clock = components.metrics, components.clock
     while True:
         before = clock.monotonic()

@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.tiers.durations",
     "tests.tiers.garbage",
     "tests.tiers.marks",
+    "tests.tiers.grids",  # pytest calls it before `marks`, which gives slow tests their time limit.
     "tests.tiers.spread",
 ]
 

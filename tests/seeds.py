@@ -19,6 +19,8 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, settings
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
+DEFAULT_EXAMPLES = 30
+"""The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
 
 def first_seed(variable: str = "TEST_SEED") -> int:
@@ -51,13 +53,13 @@ def seeds_by_version(
 
 
 def examples(number: int, judged: int | None = None) -> int:
-    """Return the number of examples of a random test: `number` when tests explore.
+    """Return the number of examples or rounds of a random test: `number` when tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged` of them, or a third.
+    An ordinary run uses the same examples each time, so it takes `judged` of them, or a fifth.
     """
     if EXPLORING:
         return number
-    return -(-number // 3) if judged is None else judged
+    return -(-number // 5) if judged is None else judged
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
@@ -69,10 +71,11 @@ def settle() -> None:
     """Configure Hypothesis in the same way, and choose the seed of an exploring run before pytest-xdist starts
     processes.
 
-    There are no deadlines, because durations on a busy machine say nothing about the code.
+    There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run takes
+    `DEFAULT_EXAMPLES` of a test that has no number of its own; an exploring run takes Hypothesis's hundred.
     """
     first_seed()
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("judge", derandomize=True, database=None, **patient)
+    settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
     settings.register_profile("explore", print_blob=True, **patient)
     settings.load_profile("explore" if EXPLORING else "judge")

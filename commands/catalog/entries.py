@@ -20,8 +20,8 @@ class NamedEntries:
     """The tables or the views of a catalog.
 
     Attributes:
-        load: Returns Iceberg's metadata.
-        drop: Drops an entry; it has a parameter `purge` if `is_purgeable`.
+        load: Returns the Iceberg metadata of an entry.
+        drop: Drops an entry. It has a parameter `purge` if `is_purgeable`.
     """
 
     noun: str

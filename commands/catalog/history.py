@@ -22,7 +22,7 @@ from seamark.connector.client.values import TimelineInstant
 _LIMIT = 20
 _FOLLOW_S = 1.0
 _HIDDEN = ("request-id", "definition-id")
-"""Parts of an instant's summary that are for machines; only `--json` prints them."""
+"""The parts of an instant's summary that are for machines. Only `--json` prints them."""
 
 
 @click.group()

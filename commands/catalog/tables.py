@@ -51,7 +51,7 @@ _SQL_TYPES = {
     **dict.fromkeys(("decimal", "numeric"), "decimal(9,2)"),
     **{"bigint": "long", "real": "float", "bool": "boolean", "datetime": "timestamp"},
 }
-"""SQL name of a type → name of the Iceberg type."""
+"""The name of the Iceberg type by the name of the SQL type."""
 
 
 @click.group()

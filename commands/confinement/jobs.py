@@ -31,10 +31,11 @@ from seamark.formats.services.services import SERVICES
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-"""Properties that name folders of a table in addition to its location."""
+"""The properties that name folders of a table in addition to its location."""
 _ALLOWED = "seamark.allowed-locations"
-"""The property with folders whose files the table may name although they do not belong to it; only an admin
-of the catalog can set it.
+"""The property that lists folders with files that the table may name although they do not belong to it.
+
+Only an admin of the catalog can set it.
 """
 _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
@@ -68,7 +69,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
     """
     tempfile.tempdir = scratch
-    if request.service == ACCESS_CHECK:  # The check has no table.
+    if request.service == ACCESS_CHECK:  # This check of access has no table.
         loaded, own, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))

@@ -23,7 +23,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ABI, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
-"""The accesses of ABI 1 that remove or create files of all kinds."""
+"""The accesses that remove or create files of all kinds, of ABI 1."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 """Since ABI 2 and ABI 3."""
 _NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
@@ -31,14 +31,14 @@ _NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
 _SCOPED = 1 << 0 | 1 << 1
 """The scopes since ABI 6: abstract sockets, and signals to other processes."""
 _FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""Accesses that a rule for a file may have."""
+"""The accesses that a rule for a file may have."""
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/opt", "/dev/urandom", "/dev/null", "/proc/self", "/proc/meminfo", "/proc/cpuinfo"),
     *("/sys/devices/system/cpu", "/sys/fs/cgroup", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/resolv.conf"),
     *("/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/localtime"),
     *("/etc/ld.so.cache", "/etc/mime.types", "/run/systemd/resolve"),
 )
-"""Paths of libraries, name resolution, certificates and time zones."""
+"""The paths of libraries, name resolution, certificates and time zones."""
 
 
 def forbid_changes() -> bool:
@@ -52,7 +52,7 @@ def forbid_changes() -> bool:
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
-    """Forbid the process to open files outside these folders, except those that Python and the system need.
+    """Forbid the process to open files outside these folders, except files that Python and the system need.
 
     Return False if the kernel has no Landlock.
     """
@@ -71,11 +71,14 @@ def confine_files(
     removes only files below `writable`. It starts no program. The restriction of ports needs Linux 6.7. Since
     Linux 6.12, the process also cannot signal other processes.
 
-    Return False if the kernel has no Landlock.
-
     Args:
-        connectable: The TCP ports to which the process may connect; it may not listen on any port. None: all
-            ports.
+        readable: The folders whose files the process may read.
+        writable: The folders whose files the process may also write, create and remove.
+        connectable: The TCP ports to which the process may connect; None for all ports. It may not listen on any
+            port.
+
+    Returns:
+        False if the kernel has no Landlock.
     """
     abi = _read_abi_version()
     if abi < 1:
@@ -112,7 +115,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
     Args:
         handled: The accesses that are restricted.
         rights: The accesses that stay allowed, by file or folder.
-        ports: The TCP ports to which the process may connect. None: all ports.
+        ports: The TCP ports to which the process may connect; None for all ports.
         scoped: The scopes that are restricted.
 
     Raises:

@@ -31,8 +31,8 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        fix: Describes how to fix a problem; empty if there is no problem.
-        is_fault: Whether the checked part does not work without the fix. If False, the fix is advice.
+        fix: The text that describes how to fix a problem; empty if there is no problem.
+        is_fault: Whether the checked software does not work without the fix. If False, the fix is advice.
     """
 
     subject: str

@@ -57,7 +57,10 @@ def java_version(java: str) -> int | None:
 
 
 def java_25_home() -> Path | None:
-    """Return the home of a JDK 25 or newer: from the variable `JAVA25`, or else the first below /usr/lib/jvm."""
+    """Return the home of a JDK 25 or newer.
+
+    It is the home in the variable `JAVA25`, or else the first JDK below /usr/lib/jvm.
+    """
     named = os.environ.get("JAVA25")
     homes = [Path(named)] if named else sorted(_JVMS.glob("*"))
     return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)

@@ -27,8 +27,9 @@ INSTALLERS = {
     "dnf": "dnf install gcc python3-devel",
     "zypper": "zypper install gcc python3-devel",
 }
-"""Program of the system → the command that installs a C compiler with Python's headers. setup.py has the
-same list.
+"""The command that installs a C compiler with Python's headers, by the program of the system that installs packages.
+
+setup.py has the same list.
 """
 
 

@@ -88,7 +88,7 @@ def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
 def _still_fails(client: SeamarkClient, run: TimelineInstant) -> bool:
     """Return whether the server counts the run as a problem.
 
-    It does not if the table, its index or its policy no longer exists.
+    The run is not a problem if its table, index or policy no longer exists.
     """
     try:
         problems = client.health((*run.namespace, run.name))["problems"]

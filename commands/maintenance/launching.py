@@ -95,6 +95,6 @@ def run_on_spark(
 
 
 def _has_environment_file(program: str) -> bool:
-    """Return whether this spark-submit reads a spark-env.sh, which may name a Java that no other program finds."""
+    """Return whether this spark-submit reads a spark-env.sh. This file may name a Java that no other program finds."""
     folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
     return Path(folder, "spark-env.sh").is_file()

@@ -37,7 +37,10 @@ wait_option = click.option(
 
 @contextmanager
 def handle_failures(refusal: str) -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C within the block; a failure ends the command with `refusal` and the reason."""
+    """Handle SIGTERM like Ctrl-C while the context is active.
+
+    If the work fails, the command ends with `refusal` and the reason.
+    """
     with handle_sigterm():
         try:
             yield

@@ -47,7 +47,7 @@ QUERY_MAX = 50_000
 seconds.
 """
 TABLES_MAX = 32
-"""The maximum number of references to tables; each reference is planned without the cache."""
+"""The maximum number of references to tables. Each reference is planned without the cache."""
 
 
 class TableExplanation(msgspec.Struct, rename="kebab"):
@@ -135,7 +135,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
 def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """Return the levels of the namespace and the name.
 
-    If there are three parts, the first is a catalog and is left out.
+    If there are three parts, the first part is a catalog and is left out.
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
@@ -192,7 +192,7 @@ async def _explain_table(
 
     Args:
         requested_joins: (the requested joins, the reasons why other joins are not requested).
-        notes: The parts of the query that are not used → the reason.
+        notes: The reasons why parts of the query are not used, by part.
     """
     scan, metadata = reference.scan, loaded.metadata
     expression: Expression = TRUE

@@ -32,7 +32,7 @@ about a millisecond.
 _SHOWN_MAX = 60
 _MISFIT = "a value of it does not fit the type of the column, and engines convert it differently"
 _HIDDEN = ("$", "_")
-"""Prefixes of the names of hidden columns of engines: `$path`, `_file`."""
+"""The prefixes of the names of hidden columns of engines: `$path`, `_file`."""
 _ENGINES_OWN = frozenset(
     [
         "all",

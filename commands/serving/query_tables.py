@@ -37,7 +37,7 @@ class TableReference(NamedTuple):
     Attributes:
         key: The key of the table's name in `Query.names`.
         start: The position of the reference's first character in the statement.
-        end: The position after its last character.
+        end: The position after the last character of the reference.
     """
 
     key: Hashable
@@ -88,8 +88,8 @@ class _TrinoQuery:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
-        # `scans_of` calls `columns_of` for each table. `keep` records the name and returns no columns. For a
-        # table at an earlier snapshot it is not called.
+        # `scans_of` calls `columns_of` for each table. `keep` records the name and returns no columns. `scans_of`
+        # does not call it for a table at an earlier snapshot.
         for scan in scans_of(self._query, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:

@@ -34,7 +34,7 @@ from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
-"""If a worker ran for at least this time, it did not fail at its start, and is restarted immediately."""
+"""If a worker ran for at least this time, its start did not fail, and it is restarted immediately."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
@@ -47,11 +47,11 @@ class _Worker:
     number: int
     process: BaseProcess | None = None
     pipe: Connection | None = None
-    """Sends one message: the worker is ready, or the reason why it could not start."""
+    """The pipe on which the worker sends one message: that it is ready, or the reason why it could not start."""
     started_s: float = 0.0
     failures: int = 0
     due_s: float = 0.0
-    """The time of the next start, by the monotonic clock; used while `process` is None."""
+    """The time of the next start, by the monotonic clock. It is used while `process` is None."""
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
 
 
 class Supervisor:
-    """A loop over events: a signal, a worker that is ready or has ended, a restart that is due."""
+    """A loop over events: a signal, a worker that is ready or has ended, and a restart that is due."""
 
     def __init__(self, settings: Settings, clock: Clock, metrics_folder: str, on_ready: Callable[[], None]) -> None:
         self._settings = settings
@@ -150,7 +150,7 @@ class Supervisor:
         if message.startswith("config:") and not self._announced:
             raise ConfigError(message.removeprefix("config:"))
         if message == "ready" and not self._announced:
-            # One ready worker is enough: the others share the port and will be ready shortly.
+            # One ready worker is enough, because the others share the port and will be ready shortly.
             self._announced = True
             self._on_ready()
 

@@ -29,7 +29,7 @@ from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 
 TABLE_ROWS_MAX = 1000
-"""The maximum number of rows that the format `table` prints: it needs all rows to compute the widths of its
+"""The maximum number of rows that the format `table` prints. The format needs all rows to compute the widths of its
 columns.
 """
 

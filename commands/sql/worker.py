@@ -61,7 +61,7 @@ _MESSAGE_MAX = 2000
 
 
 class StatementAnswers:
-    """Writes the frames of an answer; data are collected into large frames."""
+    """Writes the frames of an answer. Data are collected into large frames."""
 
     def __init__(self, out: BinaryIO, bytes_max: int) -> None:
         self._out = out
@@ -117,7 +117,7 @@ def main() -> None:
 class WorkerParent:
     """Forks children until the server closes the socket, and then ends them.
 
-    `START` is sent with two descriptors, the child's input and output; the answer is the child's id. `KILL`
+    `START` is sent with two descriptors, the child's input and output. The answer to it is the child's id. `KILL`
     names a child. An id can be used again only after this process has waited for its child, so that `KILL`
     never ends another process.
     """
@@ -223,7 +223,7 @@ def _send_error(answers: StatementAnswers, status: int, message: str) -> None:
 
 
 def _run(request: StatementRequest, answers: StatementAnswers) -> None:
-    # DuckDB gets half: the reader's batches and the answer need the rest.
+    # DuckDB gets half of the memory, because the reader's batches and the answer need the rest.
     limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
     with SqlSession(
         request.url,
@@ -247,8 +247,9 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
 
 
 def _count_mapped_bytes() -> int:
-    """Return the bytes of this process that count for RLIMIT_DATA: libraries, and address space that allocators
-    reserve.
+    """Return the bytes of this process that count for RLIMIT_DATA.
+
+    These are the bytes of libraries, and the address space that allocators reserve.
     """
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,1 +1,1 @@
-"""Trino's statements: parsed, and reduced to the tables they scan and the conditions on them."""
+"""Parses Trino statements, and finds the tables that they scan and the conditions on the rows of these tables."""

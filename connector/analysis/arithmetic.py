@@ -1,4 +1,4 @@
-"""Comparisons of the results of arithmetic with a column, as comparisons of the column."""
+"""Reads a comparison of the result of arithmetic on a column as a comparison of the column itself."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from seamark.connector.plans.literals import LOCAL, Literal
 
 _DIGITS_MAX = 38
 _ROUNDING_SHARES = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
-"""More than the share of a value by which an operation with floating-point numbers rounds."""
+"""The relative rounding error of an operation with floating-point numbers. Each value is larger than the real error."""
 _QUOTIENT_DIGITS_MIN = 6
-"""Digits after the point that a quotient of decimals has at least, unless both sides have fewer."""
+"""The minimum number of digits after the point of a quotient of decimals, unless both operands have fewer digits."""
 _PRODUCT_ERROR = Decimal("1e-15")
-"""More than the product of numbers near zero is off."""
+"""The absolute error of a product of numbers near zero. The value is larger than the real error."""
 _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decimal("1e-12")
-"""Factors and values that are reversed, and the digits of the result."""
+"""The smallest factor and the largest value for which a product is reversed, and the precision of the result."""
 
 
 def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Return the comparison of the column, with the operation reversed in the literal.
+    """Return the comparison of the column, with the inverse operation applied to the literal.
 
-    An overflow is an error in Trino, so it needs no care here.
+    Overflow is not considered here, because Trino fails on overflow.
     """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
@@ -64,7 +64,7 @@ def _compare_shifted(
 ) -> Condition | None:
     """Read `side op sign * literal + added` as a comparison of `side`.
 
-    Only exact numbers are read, because a float may be rounded.
+    The literal and the column must be exact numbers, because engines may round floats.
     """
     if literal.kind not in ("integer", "decimal") or not have_same_class(literal, reader, _find_innermost(side)):
         return None
@@ -92,7 +92,7 @@ def compare_quotient(
 ) -> Condition | None:
     """Read a comparison of `side / by` with a literal.
 
-    A quotient of two integers is truncated towards zero.
+    The engines truncate a quotient of two integers towards zero.
     """
     divisor = reader.literal(by)
     if divisor is None:
@@ -122,11 +122,11 @@ def compare_quotient(
 def _compare_scaled(
     op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: ComparisonReader, *, is_quotient: bool
 ) -> Condition | None:
-    """Read `side * factor op literal`, or a quotient, as a range of `side` that is slightly too wide.
+    """Read `side * factor op literal`, or the same with a quotient, as a range of `side` that is slightly too wide.
 
-    Products of decimals are exact. How a quotient of decimals is rounded depends on the engine and its version: to a
-    double, to as many digits after the point as the side with more of them has, or to more digits. Results with
-    floating-point numbers are rounded.
+    Products of decimals are exact. Results with floating-point numbers are rounded. How a quotient of decimals is
+    rounded depends on the engine and its version. Some engines compute a double. Others keep as many digits after the
+    point as the operand with more of these digits, or even more.
     """
     kind = reader.kind(_find_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
@@ -156,12 +156,12 @@ def _compare_scaled(
 
 
 def _scale_of(kind: str) -> int:
-    """Return the number of digits after the point of an exact type."""
+    """Return the number of digits after the decimal point of an exact type."""
     return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
 
 
 def _find_innermost(node: exp.Expr) -> exp.Expr:
-    """Return the column that a chain of operations with literals starts from."""
+    """Return the column to which a chain of operations with literals is applied."""
     while isinstance(node, exp.Paren | exp.Neg) or type(node) in (exp.Add, exp.Sub, exp.Mul):
         if isinstance(node, exp.Paren | exp.Neg):
             node = node.this
@@ -171,7 +171,10 @@ def _find_innermost(node: exp.Expr) -> exp.Expr:
 
 
 def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
-    """Return whether all values of a chain of operations are integers. Those of `(c - 0.5) * 10` are not."""
+    """Return whether all values in a chain of operations are integers.
+
+    In `(c - 0.5) * 10`, for example, they are not.
+    """
     left = [node]
     while left:
         part = left.pop()
@@ -195,9 +198,9 @@ def _number_literal(value: Decimal) -> Literal:
 def _compare_shifted_days(
     op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of `side` plus an interval of days or less.
+    """Read a comparison of `side` plus an interval with a unit of weeks, days or less.
 
-    Months cannot be reversed: two dates may have the same date a month later.
+    Months cannot be reversed: two different dates may become the same date when a month is added.
     """
     kind = reader.kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
@@ -212,7 +215,7 @@ def _compare_shifted_days(
 
 
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read `date_diff('day', from, to) op n`, with one more day on each side.
+    """Read `date_diff('day', from, to) op n`, and widen the range by one day at both ends.
 
     Trino counts complete days between timestamps, and DuckDB counts midnights.
     """
@@ -220,7 +223,7 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
         return None
     count, start, end = int(literal.value), node.expression, node.this
     parts: list[Condition | None] = []
-    for column, other, sign in ((start, end, -1), (end, start, 1)):  # a later start is a smaller difference
+    for column, other, sign in ((start, end, -1), (end, start, 1)):  # A later start gives a smaller difference.
         if op in ("<", "<=", "="):
             parts.append(reader.condition(_compare_within_days(column, other, sign, count + 1)))
         if op in (">", ">=", "="):

@@ -1,6 +1,7 @@
-"""What readers of comparisons share: operators, the values of literals, and what the reader of conditions offers.
+"""Operators, values of literals, and the interface of the condition reader, which the readers of comparisons share.
 
-Each comparison is one of =, <>, <, <=, >, >=. It is true for no null, so its negation is the opposite comparison.
+Each comparison uses one of =, <>, <, <=, >, >=. A comparison is never true for null. Therefore its negation is
+read as the opposite comparison.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from seamark.connector.plans.literals import LOCAL, Literal
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""The operators for exchanged sides."""
+"""For each operator, the operator that gives the same result when the two sides are exchanged."""
 OPPOSITE = {"=": "<>", "<>": "=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-"""The operators that are true where these are false."""
+"""For each operator, the operator that is true for non-null values exactly where the first is false."""
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -33,17 +34,23 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _EXACT_CLASSES = (EXACT, TEXT, LOCAL_CLASS, "boolean")
-"""Types and literals of one class are compared by their exact values. Floats are not: a conversion changes them."""
+"""The classes whose values are compared exactly.
+
+Floats are not among them, because a conversion changes their values.
+"""
 
 
 class ComparisonReader(Protocol):
-    """The methods of the reader of conditions that comparisons of functions use."""
+    """The methods of the condition reader that comparisons of functions use."""
 
     def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
-        """Return the condition `side op literal`; `side` may be a function itself."""
+        """Return the condition `side op literal`. `side` may itself be a function."""
 
     def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
-        """Return a comparison of a column, or of its day or year; None for another `side`."""
+        """Return a comparison of a column, or of the day or year of a column.
+
+        The result is None if `side` is another expression.
+        """
 
     def condition(self, node: exp.Expr) -> Condition | None: ...
 
@@ -65,7 +72,7 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
     """Return the result of a comparison of two literals.
 
     Returns:
-        None if it is unknown; False if one of them is null, because the result is never true.
+        None if the result is unknown. False if one of the literals is null, because the comparison is then never true.
     """
     if "null" in (left.kind, right.kind):
         return False
@@ -78,9 +85,9 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
 
 
 def _value(literal: Literal) -> object:
-    """Return a value that can be compared with the values of the same class.
+    """Return a value that can be compared with the values of literals of the same class, or None.
 
-    Texts are compared by code points, which gives the order of UTF-8.
+    Texts are compared by code points, which is the same order as by UTF-8 bytes.
     """
     match literal.kind:
         case "integer" | "decimal":
@@ -93,7 +100,10 @@ def _value(literal: Literal) -> object:
 
 
 def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr) -> bool:
-    """Return whether the literal, the columns and the other literals are compared by their exact values."""
+    """Return whether the literal and all `nodes` have the same class, and the class is compared exactly.
+
+    The nodes are columns or other literals. Null literals are ignored.
+    """
     wanted = class_of_literal(literal)
     for node in nodes:
         other, kind = reader.literal(node), reader.kind(node)
@@ -108,10 +118,10 @@ def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr
 def compare_range(
     column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Return the condition that a column is not before `start` and before `end`.
+    """Return the condition that a column is at or after `start`, and before `end`.
 
     Args:
-        like: A literal whose kind the bounds get: dates, if they are at midnight.
+        like: A literal that decides the kind of the bounds. If it is a date, bounds at midnight become dates.
     """
     bounds = ((">=", moment_literal(start, like)), ("<", moment_literal(end, like)))
     return all_of(reader.column(op, column, bound) for op, bound in bounds)
@@ -124,14 +134,15 @@ def moment_literal(moment: datetime, like: Literal) -> Literal:
 
 
 def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
-    """Evaluate a comparison of a column that is a literal.
+    """Evaluate a comparison whose column is an output that is a literal.
 
     Args:
         atom: A condition on one column.
-        literal_of: Returns the literal that a column is, by its name; None for other columns.
+        literal_of: Returns the literal of the output with this name, or None for other outputs.
 
     Returns:
-        The condition itself for other columns. `NEVER` if the comparison is false for the literal, otherwise None.
+        `atom` itself if its column is not a literal. Otherwise `NEVER` if the comparison is false for the literal, and
+        None if it is true or unknown.
     """
     literal = literal_of(atom.column[1]) if isinstance(atom, ColumnComparison) else None
     if literal is None or not isinstance(atom, ColumnComparison):
@@ -140,9 +151,7 @@ def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -
 
 
 def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
-    """Return whether the comparison is not true where its column has the value of `literal`; False if this is not
-    known.
-    """
+    """Return whether the comparison is certainly not true if its column has the value of `literal`."""
     literals, op = comparison.literals, comparison.op
     if comparison.transform != IDENTITY:
         return False

@@ -1,4 +1,4 @@
-"""Reads conditions of Trino statements, in the nodes of sqlglot (`connector/plans/conditions.py`)."""
+"""Reads conditions of Trino statements from sqlglot's nodes into conditions of `connector/plans/conditions.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 
 Resolve: TypeAlias = Callable[[exp.Column], ColumnReference | None]
 KindOf: TypeAlias = Callable[[ColumnReference], str | None]
-"""The Iceberg type of a column with stored values; None if unknown."""
+"""A function that returns the Iceberg type of a column with stored values, or None if the type is unknown."""
 COMPARISONS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
     exp.NEQ: "<>",
@@ -50,7 +50,7 @@ COMPARISONS: dict[type[exp.Expr], str] = {
 }
 _NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}
 _SUPPORTED_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
-"""The arguments of sqlglot's nodes that are supported. A node with another argument has another meaning."""
+"""The arguments of sqlglot's nodes that are supported. A node with any other argument has a different meaning."""
 
 
 class ConditionReader:
@@ -58,8 +58,8 @@ class ConditionReader:
 
     Args:
         casts_decimal: See `literals.parse_literal`.
-        today: The date in UTC, for conditions with the current time. Without it these are not read.
-        utc: Whether the session's zone is UTC.
+        today: The date in UTC, for conditions with the current time. Without the date, such conditions are not read.
+        utc: Whether the time zone of the session is UTC.
     """
 
     def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
@@ -79,7 +79,7 @@ class ConditionReader:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
     def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """Return the literals; None if one of the nodes is not a literal."""
+        """Return the literals of the nodes, or None if one of the nodes is not a literal."""
         literals = [self.literal(node) for node in nodes]
         present = tuple(literal for literal in literals if literal is not None)
         return present if len(present) == len(literals) else None
@@ -87,7 +87,7 @@ class ConditionReader:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The conditions of one block (`comparisons.Comparisons`)."""
+    """Reads the conditions of one query block. Implements `comparisons.ComparisonReader`."""
 
     reader: ConditionReader
     today: date | None
@@ -128,7 +128,7 @@ class _Reading:
         is_exact = comparison is not None and comparison.exact and comparison.transform == IDENTITY
         return comparison if is_exact else None
 
-    # What functions need (`comparisons.Comparisons`)
+    # The methods of `comparisons.ComparisonReader`
 
     def condition(self, node: exp.Expr) -> Condition | None:
         return self.read(node, negated=False)
@@ -174,8 +174,9 @@ class _Reading:
         return self._classes.common_type(operands, utc=self.reader.utc)
 
     def _convert_literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """Return the literals that `side` is compared with; None if one of the nodes is not a literal, or has none
-        in the common type.
+        """Return the literals of `nodes`, converted to the type in which they are compared with `side`.
+
+        The result is None if one of the nodes is not a literal, or if a literal cannot be converted to the common type.
         """
         literals = self.reader.literals(nodes)
         if literals is None:
@@ -189,9 +190,9 @@ class _Reading:
     # Comparisons
 
     def _read_predicate(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read comparisons with functions and with the current time.
+        """Read a comparison with a function or with the current time.
 
-        A comparison is never true for null, so its negation is the opposite comparison.
+        A comparison is never true for null. Therefore its negation is read as the opposite comparison.
         """
         if not is_plain(node):
             return None
@@ -220,10 +221,11 @@ class _Reading:
     ) -> Condition | None:
         """Read `side IN (nodes)`.
 
-        A function of a column is compared with the whole list at once.
+        If `side` is `lower` or `upper` of a column, it is compared with the whole list at once.
 
         Args:
-            each: The condition that compares `side` with one node after the other.
+            each: The condition that compares `side` with each node separately.
+            compared_in: The common type of `side` and the nodes, or None if it is not needed.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
@@ -240,11 +242,12 @@ class _Reading:
         """Return a comparison of two operands.
 
         Args:
-            compared_in: The common type of all operands of the predicate, None if it has only these two.
+            compared_in: The common type of all operands of the predicate, or None if the predicate has only these two
+                operands.
         """
         for side, other, compared in _orient_sides(left, right, op):
             literal = self.literal(other)
-            if literal is not None:  # with null, `_read_leaf` reads comparisons of columns
+            if literal is not None:  # `_read_leaf` reads comparisons of columns with null.
                 if compared_in is not None:
                     literal = compared_in.literal_for(side, literal)
                 return None if literal is None or literal.kind == "null" else self.compare(compared, side, literal)
@@ -255,7 +258,7 @@ class _Reading:
         return None
 
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read LIKE with a pattern that is more than a prefix."""
+        """Read a LIKE predicate whose pattern is not only a prefix."""
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
@@ -277,7 +280,7 @@ class _Reading:
         return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])
 
     def _read_times_like(self, node: exp.Expr) -> Condition | None:
-        """Read a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""
+        """Read LIKE with a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""
         pattern = node.expression
         if type(node) is not exp.Like or not is_plain(node) or not isinstance(pattern, exp.Literal):
             return None
@@ -303,7 +306,7 @@ class _Reading:
             return None
         fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
         common = [self.common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
-        # No row equals one with NULL.
+        # A row that contains NULL equals no row.
         equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
         if not equal:
             return None
@@ -372,12 +375,12 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Term:
-    """A column, or a transform of one."""
+    """A column, or a transform of a column."""
 
     column: ColumnReference
     transform: str = IDENTITY
     kinds: frozenset[str] | None = None
-    """The kinds of literals that it may be compared with; None: any."""
+    """The kinds of literals that the term may be compared with. None means any kind."""
 
     def compare(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
         compared = tuple(literals)
@@ -412,12 +415,12 @@ def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
 
 
 def _orient_sides(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
-    """Return the comparison with its left side first, and with its right side first."""
+    """Return the comparison twice: as it is, and with its sides exchanged."""
     return (left, right, op), (right, left, FLIPPED[op])
 
 
 def _flatten_values(nodes: list[exp.Expr]) -> list[exp.Expr]:
-    """Return the values of an IN list, also of `IN (VALUES 1, 2)`."""
+    """Return the values of an IN list, which may have the form `IN (VALUES 1, 2)`."""
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Values):
         return nodes
     rows = [row.expressions if isinstance(row, exp.Tuple) else [row] for row in nodes[0].expressions]

@@ -1,7 +1,7 @@
-"""Comparisons of a function of a column with a literal, as conditions on the column.
+"""Reads a comparison of a function of a column with a literal as a condition on the column.
 
 `date_trunc('month', ts) = DATE '2026-01-01'` is a range of `ts`, `substr(c, 1, 2) = 'ab'` is a prefix of `c`, and
-`coalesce(c, 0) > 5` is `c > 5`. Only functions are read that give the same values in Trino and DuckDB.
+`coalesce(c, 0) > 5` is `c > 5`. Only functions that give the same values in Trino and DuckDB are read.
 
 Arithmetic is in `arithmetic.py`, and functions whose values are texts are in `texts.py`.
 """
@@ -29,7 +29,7 @@ from seamark.connector.plans.literals import LOCAL, Literal
 
 
 def compare_function(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Return a condition that is true where `node op literal` is; None for a function that is not read."""
+    """Return a condition that is true wherever `node op literal` is true, or None if the function is not supported."""
     time = parse_formatted_time(node, reader) if literal.kind == "text" else None
     if time is not None:
         return compare_formatted(op, time, literal.value, reader)
@@ -46,7 +46,8 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
             return reader.compare(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
             return compare_moved(op, node, literal, reader)
-        case exp.Div() if node.args.get("typed"):  # `/` of a dialect that divides integers as integers
+        # `/` in a dialect in which the quotient of two integers is an integer.
+        case exp.Div() if node.args.get("typed"):
             return compare_quotient(op, node.this, literal, node.expression, reader)
         case exp.DateDiff() if unit_of(node) == "DAY":
             return compare_days_between(op, node, literal, reader)
@@ -54,7 +55,11 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
 
 
 def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: ComparisonReader) -> Iterator[Condition | None]:
-    """Yield the ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
+    """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
+
+    Args:
+        parts: The equalities of a conjunction. Each is an expression and the literal that it equals.
+    """
     years, months = (
         [(_find_column(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH")
     )
@@ -69,7 +74,7 @@ def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: Comparison
 
 
 def _find_column(node: exp.Expr, unit: str) -> exp.Expr | None:
-    """Return the column whose year or month `node` is."""
+    """Return the column if `node` is the year or the month (`unit`) of a column. Otherwise return None."""
     column: exp.Expr | None = None
     match node:
         case exp.Year() if unit == "YEAR":
@@ -84,7 +89,10 @@ def _find_column(node: exp.Expr, unit: str) -> exp.Expr | None:
 def _compare_branches(
     op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader
 ) -> Iterator[Condition | None]:
-    """Yield one condition for each branch. At least one of them is true where the comparison of `node` is true."""
+    """Yield one condition for each branch of COALESCE, NULLIF, IF or CASE.
+
+    At least one of the conditions is true wherever the comparison of `node` is true.
+    """
 
     def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
         if not have_same_class(literal, reader, value):
@@ -97,7 +105,7 @@ def _compare_branches(
             for value in (node.this, *node.expressions):
                 yield result(value, nulls)
                 nulls = all_of([nulls, reader.is_null(value)])
-        case exp.Nullif():  # null where both are equal
+        case exp.Nullif():  # NULLIF is null where both arguments are equal.
             yield result(node.this) if have_same_class(literal, reader, node.this, node.expression) else None
         case exp.If():
             yield from _read_cases([node], node.args.get("false"), None, reader, result)
@@ -126,8 +134,9 @@ def _read_cases(
 def read_case(
     node: exp.Case | exp.If, reader: ComparisonReader, read: Callable[[exp.Expr], Condition | None]
 ) -> Condition | None:
-    """Return a condition that is true where CASE itself, whose results are conditions, has the truth value of
-    `read`.
+    """Return a condition for a CASE whose results are themselves conditions.
+
+    The condition is true wherever CASE has the truth value that `read` reads from a result.
     """
     simple = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
@@ -138,7 +147,7 @@ def read_case(
 def _compare_truncated(
     op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of the start of a period of the calendar, in the zone that the column and the literal share."""
+    """Read a comparison of the start of a calendar period with a literal without a zone."""
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

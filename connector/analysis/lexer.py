@@ -1,11 +1,11 @@
-"""Trino's tokens of a statement, and the query inside it, with the position of each character.
+"""Splits a statement into Trino's tokens, and extracts the query inside it with the position of each character.
 
-sqlglot accepts more than Trino: nested comments, hints, templates, numbers that end in names. So the text is first
-split by Trino's lexical rules (SqlBase.g4), and a text that does not follow them is not supported. Comments become
-blanks of the same length, so positions stay the same.
+sqlglot accepts more than Trino: nested comments, hints, templates, and numbers that end in names. Therefore the text is
+first split by Trino's lexical rules (SqlBase.g4). A text that does not follow these rules is not supported. Comments
+become blanks of the same length, so all positions stay the same.
 
-A query may be inside a statement: after EXPLAIN, or as a text in EXECUTE IMMEDIATE, in which each quote is doubled.
-`QueryText.offsets` has the position of each of its characters in the statement.
+A query may be inside a statement: after EXPLAIN, or as a string in EXECUTE IMMEDIATE, in which each quote is doubled.
+`QueryText.offsets` maps each character of the query to its position in the statement.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ _OPTIONS = frozenset({"FORMAT", "TYPE"})
 
 
 class UnsupportedStatement(Exception):
-    """The statement is not fully supported, so it is sent unchanged."""
+    """Raised if a statement is not fully supported. The caller sends such a statement unchanged."""
 
 
 class TrinoToken(NamedTuple):
     kind: str
-    """string, quoted, number, word or mark"""
+    """One of string, quoted, number, word and mark."""
     text: str
     start: int
     end: int
 
     @property
     def word(self) -> str:
-        """A keyword in upper case; "" for other tokens."""
+        """The keyword or mark in upper case, or "" for other tokens."""
         return self.text.upper() if self.kind in ("word", "mark") else ""
 
 
 @dataclass(frozen=True)
 class QueryText:
-    """A query's text, and its position in the statement."""
+    """The text of a query, and its position in the statement."""
 
     text: str
     tokens: tuple[TrinoToken, ...]
     offsets: Sequence[int]
-    """The position in the statement of each character and of the end."""
+    """The position in the statement of each character of the query, and of its end."""
     quoted: bool = False
-    """The query is in a text of the statement, in which each quote is doubled."""
+    """Whether the query is inside a string literal of the statement, in which each quote is doubled."""
 
 
 @dataclass(frozen=True)
 class ExecuteStatement:
-    """`EXECUTE name USING …`.
+    """A statement `EXECUTE name USING …`.
 
-    `parameters` are unchanged texts in their order, without comments.
+    `parameters` are the unchanged texts of the parameters in their order, without comments.
     """
 
     name: str
@@ -88,7 +88,7 @@ def tokens_of(text: str) -> tuple[TrinoToken, ...]:
     """Split a text into Trino's tokens, without spaces and comments.
 
     Raises:
-        UnsupportedStatement: If the text does not follow Trino's lexical rules.
+        UnsupportedStatement: The text does not follow Trino's lexical rules.
     """
     tokens = []
     at = 0
@@ -104,17 +104,18 @@ def tokens_of(text: str) -> tuple[TrinoToken, ...]:
 
 
 def normalize_numerals(text: str) -> str:
-    """Return the text with `1_000`, `0xFF`, `0o17` and `0b101` as plain decimal numbers; sqlglot reads them as `1 AS
-    _000`.
+    """Replace numerals such as `1_000`, `0xFF`, `0o17` and `0b101` by plain decimal numbers.
+
+    Without this, sqlglot would read `1_000` as `1 AS _000`.
 
     Raises:
-        UnsupportedStatement: With the text, for digits that are no number of Trino.
+        UnsupportedStatement: Some digits are not a valid number in Trino. The message is the text of these digits.
     """
     parts: list[str] = []
     at = 0
     while at < len(text):
         match = _NUMERAL.match(text, at)
-        if match is None and text[at] in "'\"/":  # a text or a comment without an end
+        if match is None and text[at] in "'\"/":  # A string or a comment has no end.
             return "".join([*parts, text[at:]])
         if match is None:
             raise UnsupportedStatement(text[at : at + _QUOTED_CHARACTERS_MAX].split()[0])
@@ -132,7 +133,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
         parameters: The values that replace the question marks of a prepared statement.
 
     Raises:
-        UnsupportedStatement: If the statement has no query that can be read.
+        UnsupportedStatement: The statement has no supported query.
     """
     text, offsets = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
@@ -152,7 +153,12 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
 
 
 def find_with_position(query: QueryText) -> tuple[int, bool]:
-    """Return the position in the statement for a first named subquery, and whether the query has WITH before it."""
+    """Return where a named subquery can be inserted, and whether the query already has WITH.
+
+    Returns:
+        The position in the statement before the first named subquery, or before a query without WITH. Then, whether the
+        query has WITH.
+    """
     tokens = query.tokens
     has_with = tokens[0].word == "WITH"
     first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
@@ -160,7 +166,10 @@ def find_with_position(query: QueryText) -> tuple[int, bool]:
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:
-    """Return the prepared statement that is executed, also below EXPLAIN; None for any other statement."""
+    """Return the name and the parameters of the prepared statement that a statement executes.
+
+    The EXECUTE may be inside EXPLAIN. The result is None for any other statement.
+    """
     try:
         tokens = tokens_of(statement)
         start = 0
@@ -175,10 +184,10 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
 
 
 def name_of(token: TrinoToken) -> str:
-    """Return an identifier's name.
+    """Return the name of an identifier, without quotes.
 
     Raises:
-        UnsupportedStatement: If the token is no identifier.
+        UnsupportedStatement: The token is not an identifier.
     """
     if token.kind == "word":
         return token.text
@@ -195,7 +204,7 @@ def _find_closing(tokens: Sequence[TrinoToken], opening: int) -> int:
     """Return the position of the bracket that closes the bracket at `opening`.
 
     Raises:
-        UnsupportedStatement: If no bracket closes it.
+        UnsupportedStatement: The bracket is not closed.
     """
     depth = 0
     for number in range(opening, len(tokens)):
@@ -210,7 +219,7 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
     """Return the parameters after USING.
 
     Raises:
-        UnsupportedStatement: If the tokens are no USING clause.
+        UnsupportedStatement: The tokens are not a USING clause.
     """
     if not tokens:
         return ()
@@ -231,7 +240,7 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
 
 
 def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
-    """Return the value of a text literal, and the position of each of its characters and of the end."""
+    """Return the value of a string literal, and the position of each of its characters and of its end."""
     text, offsets = [], []
     at = token.start + 1
     while at < token.end - 1:
@@ -244,9 +253,10 @@ def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
 def _fill_parameters(
     text: str, tokens: Sequence[TrinoToken], offsets: Sequence[int], parameters: Sequence[str]
 ) -> QueryText:
-    """Return the query from its first token on, with parameters in the place of question marks.
+    """Return the query from its first token on, with its question marks replaced by parameters.
 
-    Only a parameter that is a literal replaces its question mark. Other question marks stay, and give no condition.
+    A question mark is replaced only by a parameter that is a literal. Other question marks stay, and their comparisons
+    give no condition.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
@@ -276,7 +286,7 @@ def is_plain(parameter: str) -> bool:
     """Return whether a parameter is a single literal, which can replace a question mark without brackets.
 
     Raises:
-        UnsupportedStatement: For invalid SQL.
+        UnsupportedStatement: The parameter is invalid SQL.
     """
     tokens = tokens_of(parameter)
     if tokens and tokens[0].word in ("-", "+"):

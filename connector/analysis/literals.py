@@ -1,10 +1,12 @@
-"""Literals of Trino's SQL.
+"""Reads literals of Trino's SQL.
 
-Only literals are read whose value depends on the text alone and is the same in Trino and Iceberg: numbers, texts,
-dates, timestamps, and sums and differences of numbers, and of dates or timestamps and intervals. A literal without a
-zone, compared with a column with a zone, is in the session's zone; `Literal.zone` distinguishes them.
+A literal is read only if its value depends on the text alone and is the same in Trino and Iceberg. Supported are
+numbers, texts, dates, timestamps, sums and differences of numbers, and sums and differences of a date or timestamp and
+an interval. A literal without a zone that is compared with a column with a zone is in the session's zone.
+`Literal.zone` distinguishes literals with and without a zone.
 
-A value outside the range of its type, for which Trino fails, is no literal. The statement then fails as without a plan.
+A value outside the range of its type is not read as a literal. Trino fails for such a value, so the statement fails
+with or without a plan.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _Type = exp.DataType.Type
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)", re.ASCII)
 _DOUBLE = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
-"""Both keep what they have matched: with backtracking, the time grows with the square of the digits."""
+"""`_DECIMAL` and `_DOUBLE` use possessive quantifiers. With backtracking, the time would grow with the square of the
+number of digits.
+"""
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _TIMESTAMP = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.([0-9]{1,6}))?)?)( UTC|[+-][0-9]{2}:[0-9]{2})?",
@@ -38,16 +42,16 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASC
 _DIGITS_MAX = 38
 EXACT = Context(prec=2 * _DIGITS_MAX)
 _CAST_PRECISION = 3
-"""Digits of a second that `CAST(… AS timestamp)` keeps."""
+"""The number of fractional digits of a second that `CAST(… AS timestamp)` keeps."""
 _BITS = {_Type.TINYINT: 8, _Type.SMALLINT: 16, _Type.INT: 32, _Type.BIGINT: 64}
 _OFFSET_HOURS_MAX = 14
 _PARSED_FORMATS = frozenset(
     {"%Y-%m-%d", "%Y%m%d", "%Y-%m", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y%m%d%H%M%S"}
 )
 _FOUR_DIGITS = 1000
-"""The first year that Python writes with four digits."""
+"""The first year that Python's strftime writes with four digits."""
 _SECONDS_MAX = 253_402_300_799
-"""The last second of the year 9999."""
+"""The last second of the year 9999, as a Unix time."""
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 UNITS = {
     "WEEK": timedelta(days=7),
@@ -56,15 +60,15 @@ UNITS = {
     "MINUTE": timedelta(minutes=1),
     "SECOND": timedelta(seconds=1),
 }
-"""Units of intervals that have a fixed length."""
+"""The units of intervals with a fixed length."""
 
 
 def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | None:
-    """Return the literal that a node is; None for another node.
+    """Return the literal that a node represents, or None if the node is not a literal.
 
     Args:
-        casts_decimal: Whether the statement converts values to decimals. sqlglot reads `CAST('1.5' AS DECIMAL)`, which
-            is 2, and `DECIMAL '1.5'` as the same node.
+        casts_decimal: Whether the statement converts values to decimals. sqlglot parses `CAST('1.5' AS DECIMAL)`, whose
+            value is 2, into the same node as `DECIMAL '1.5'`.
     """
     match node:
         case exp.Paren():
@@ -79,7 +83,7 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
-            if inner.kind == "integer":  # Trino may read the sign as a part of the number
+            if inner.kind == "integer":  # Trino may read the sign as a part of the number.
                 return _integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
@@ -112,7 +116,7 @@ def _parse_number(text: str) -> Literal | None:
 
 
 def _bits_of(value: int) -> int:
-    """Return the size in bits of the type that an integer without a declared type has."""
+    """Return the size in bits of the type that an integer literal has."""
     return 32 if _fits(value, 32) else 64
 
 
@@ -156,7 +160,8 @@ def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
     sizes = [parameter.name for parameter in to.expressions]
     if len(fraction or "") > (int(sizes[0]) if sizes and sizes[0].isdigit() else _CAST_PRECISION):
         return None
-    if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):  # a conversion by the session's zone
+    # The engine would convert the value by the session's zone.
+    if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):
         return None
     if zone and zone != " UTC" and (int(zone[1:3]), int(zone[4:])) > (_OFFSET_HOURS_MAX, 0):
         return None
@@ -164,10 +169,10 @@ def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
 
 
 def _parse_iso_timestamp(text: str) -> Literal | None:
-    """Parse the argument of `from_iso8601_timestamp`, whose value has a zone and milliseconds.
+    """Parse the argument of `from_iso8601_timestamp`. The result has a zone and milliseconds.
 
     Returns:
-        None if the text has no zone.
+        The timestamp, or None if the text has no zone.
     """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
@@ -177,7 +182,7 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
 
 
 def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
-    """Read `date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
+    """Read `date_parse('2026-01-31', '%Y-%m-%d')`. The result has no zone."""
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
@@ -192,7 +197,7 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
 
 
 def _convert_unix_time(seconds: int) -> Literal | None:
-    """Read `from_unixtime(0)`, whose value is in the session's zone."""
+    """Read `from_unixtime(0)`. The result has the zone UTC."""
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
@@ -201,7 +206,7 @@ def _convert_unix_time(seconds: int) -> Literal | None:
 def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
     if literal is None:
         return None
-    if literal.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+    if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.
         return literal if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
     target, kind, text = to.this, literal.kind, literal.value
     if target is _Type.DATE:
@@ -224,7 +229,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
 
 
 def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Add numbers, or an interval to a date or timestamp."""
+    """Add two numbers, or add an interval to a date or timestamp."""
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None
@@ -272,12 +277,15 @@ def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Litera
 
 
 def timestamp_literal(moment: datetime) -> Literal:
-    """Return a timestamp without a zone."""
+    """Return a timestamp literal without a zone."""
     return Literal("timestamp", moment.isoformat(" ", "auto"), LOCAL)
 
 
 def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
-    """Return the unit of an interval, in upper case, and the number of units; None for another expression."""
+    """Return the unit of an interval in upper case, and the number of units.
+
+    The result is None for another expression.
+    """
     if type(node) is not exp.Interval:
         return None
     number, unit, sign = node.this, node.args.get("unit"), 1
@@ -290,7 +298,10 @@ def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
 
 
 def unit_of(node: exp.Expr) -> str:
-    """Return the unit of a function of times, in upper case; empty if it is not written as a name."""
+    """Return the unit argument of a date or time function in upper case.
+
+    The result is empty if the unit is not written as a name.
+    """
     unit = node.args.get("unit")
     return unit.name.upper() if isinstance(unit, exp.Var) else ""
 
@@ -298,10 +309,11 @@ def unit_of(node: exp.Expr) -> str:
 def add_months(day: date, unit: str, count: int) -> date:
     """Add a number of months, quarters or years to a date.
 
-    The result is at most the last day of its month, as in Trino: one month after 31 January is 28 or 29 February.
+    As in Trino, the day of the result is at most the last day of its month: one month after 31 January is 28 or
+    29 February.
 
     Raises:
-        ValueError: If the result is beyond the range of dates.
+        ValueError: The result is outside the range of dates.
     """
     year, month = divmod(day.year * 12 + day.month - 1 + count * _MONTHS[unit], 12)
     return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))

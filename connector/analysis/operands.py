@@ -1,11 +1,11 @@
-"""The type in which an engine compares the operands of one predicate.
+"""Finds the type in which an engine compares the operands of one predicate.
 
 Trino, DuckDB and Spark convert all operands of IN, BETWEEN and simple CASE to their common type before they compare
-any of them. `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992, and
-`ts BETWEEN … AND now()` compares times in the session's zone. A predicate is split into comparisons of a column with
-one literal each only after its literals have the common type of all operands (`CommonType.literal`).
+any of them. `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992.
+`ts BETWEEN … AND now()` compares times in the session's zone. Therefore a predicate is split into comparisons of a
+column with single literals only after its literals are converted to the common type (`CommonType.literal`).
 
-Types are classes here: the types of one class are compared by their exact values.
+This module works with classes of types. The types of one class are compared by their exact values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from seamark.connector.plans.literals import ZONED as ZONED_LITERAL
 from seamark.connector.plans.literals import Literal
 
 EXACT, REAL, DOUBLE = "exact", "real", "double"
-"""Integers and decimals; floating-point numbers of 32 bits and of 64 bits."""
+"""`EXACT`: integers and decimals. `REAL` and `DOUBLE`: floating-point numbers of 32 and 64 bits."""
 LOCAL, ZONED = "local", "zoned"
-"""Dates and timestamps; timestamps with a zone."""
+"""`LOCAL`: dates and timestamps. `ZONED`: timestamps with a zone."""
 TEXT, NULL, ANY = "text", "null", "any"
-"""`NULL` has no type. `ANY` is a column whose type is not known."""
+"""`NULL` is the class of a NULL without a type. `ANY` is the class of a column whose type is unknown."""
 _NUMBERS, _TIMES = (EXACT, REAL, DOUBLE), (LOCAL, ZONED)
 _OF_LITERALS = {"integer": EXACT, "decimal": EXACT, "date": LOCAL}
 _OF_ICEBERG = {
@@ -50,14 +50,14 @@ _OF_CASTS = {
     _Type.UUID: "uuid",
     _Type.VARBINARY: "binary",
 }
-"""CHAR is not here: it is compared with padding, and a text beside it, too."""
+"""The class of each type in a CAST. CHAR is missing, because the engines compare CHAR values with padding."""
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
 _OF_TEXTS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
 _WHOLE = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
 _DOUBLE_DIGITS_MAX, _DOUBLE_SCALE_MAX = 15, 22
-"""Decimals with so many digits become the same double in each engine."""
+"""Every engine converts a decimal of at most this length and scale to the same double."""
 NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary"})
-"""The classes of a typed null that change no common type."""
+"""The classes of NULLs with a type that do not change the common type."""
 
 
 def class_of_literal(literal: Literal) -> str:
@@ -67,7 +67,7 @@ def class_of_literal(literal: Literal) -> str:
 
 
 def class_of_kind(kind: str | None) -> str | None:
-    """Return the class of an Iceberg type."""
+    """Return the class of an Iceberg type, or None if it has no class."""
     return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
 
 
@@ -76,7 +76,10 @@ def class_of_cast(to: exp.DataType) -> str | None:
 
 
 def common_class(classes: Iterable[str | None]) -> str | None:
-    """Return the class of the common type; None if an operand's type is not known, or if there is no common type."""
+    """Return the class of the common type of operands of these classes.
+
+    The result is None if the class of an operand is unknown, or if there is no common type.
+    """
     distinct = set(classes) - {NULL}
     if not distinct:
         return NULL
@@ -91,18 +94,20 @@ class CommonType:
     """The common type of the operands of one predicate.
 
     Attributes:
-        target: Its class, None if it is not known.
-        utc: The session's zone is UTC, in which local and zoned times are compared as one.
+        target: The class of the common type, or None if it is unknown.
+        utc: Whether the session's zone is UTC. In UTC, times with and without a zone can be compared with each other.
     """
 
     target: str | None
     utc: bool
     classes: Mapping[int, str | None] = field(default_factory=dict)
-    """The classes of the operands, by their identity."""
+    """The class of each operand, by the identity of its node."""
 
     def literal(self, literal: Literal, side: str | None) -> Literal | None:
-        """Return what a column or function of the class `side` is compared with instead of `literal`, so that the
-        result is that of a comparison in the common type; None if there is no such literal.
+        """Return the literal with which an operand of the class `side` is compared, instead of `literal`.
+
+        A comparison with the result is equal to a comparison in the common type. The result is None if there is no such
+        literal.
         """
         own = class_of_literal(literal)
         if self.target is None:
@@ -114,7 +119,7 @@ class CommonType:
         return literal if self.target == ZONED and self.utc else None
 
     def literal_for(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """Return the result of `literal` for one of the operands."""
+        """Return the result of `literal` for the operand `side`."""
         return self.literal(literal, self.classes.get(id(side)))
 
 
@@ -128,10 +133,7 @@ def _as_double(literal: Literal) -> Literal | None:
 
 
 def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
-    """Return the common type of operands of these classes.
-
-    One of them may be `ANY`.
-    """
+    """Return the common type of operands of these classes. One of the classes may be `ANY`."""
     return CommonType(_target(list(classes)), utc)
 
 
@@ -141,9 +143,11 @@ def _target(classes: Sequence[str | None]) -> str | None:
 
 
 class OperandClasses:
-    """The classes of operands.
+    """Finds the classes of operands.
 
-    `literal` and `kind` are those of the reader (`comparisons.Comparisons`).
+    Args:
+        literal: Returns the literal of a node (`comparisons.ComparisonReader.literal`).
+        kind: Returns the Iceberg type of a column (`comparisons.ComparisonReader.kind`).
     """
 
     def __init__(self, literal: Callable[[exp.Expr], Literal | None], kind: Callable[[exp.Expr], str | None]) -> None:
@@ -155,7 +159,7 @@ class OperandClasses:
         return CommonType(_target([class_ for _, class_ in classes]), utc, dict(classes))
 
     def of(self, node: exp.Expr) -> str | None:
-        """Return the class of the type of `node`; None if it is not known."""
+        """Return the class of the type of `node`, or None if it is unknown."""
         node = node.unnest()
         literal = self._literal(node)
         if literal is not None:
@@ -187,7 +191,7 @@ class OperandClasses:
 
 
 def _results_of(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the operands whose common type is the type of `node`."""
+    """Yield the operands of a node whose common type is the type of `node`."""
     match node:
         case exp.Neg() | exp.TimestampTrunc() | exp.DateTrunc() | exp.DateAdd() | exp.Nullif():
             yield node.this

@@ -1,8 +1,8 @@
 """Reads sqlglot's tree of a query as relations of the algebra (`algebra/`), and collects the stored tables in it.
 
-A clause that is not listed here makes the whole statement unsupported, because it may change which rows are needed.
-Some sources are opaque (functions, samples, tables at an earlier time): no condition is pushed to them, and the names
-of WITH in them are read completely.
+A clause that this module does not list makes the whole statement unsupported, because the clause may change which rows
+are needed. Some sources are opaque: functions, samples, and tables at an earlier time. No condition is pushed to an
+opaque source, and a name in WITH that it uses is read completely.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from seamark.connector.analysis.select_predicates import InnerSelect, PredicateR
 from seamark.connector.plans.conditions import ColumnReference, any_of
 
 RELATIONS_MAX = 400
-"""The limit of tables, subqueries and lists of values in a statement. The time of the analysis grows with the square of
-the sources of one query."""
+"""The maximum number of tables, subqueries and lists of values in a statement.
+
+The time of the analysis grows with the square of the number of sources of one query.
+"""
 Names: TypeAlias = tuple[str | None, str | None, str]
-"""Catalog, schema and table of a reference, in lower case; None: the session's."""
+"""Catalog, schema and table of a reference, in lower case. None stands for the catalog or schema of the session."""
 ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, NamedQuery]
 
@@ -57,28 +59,32 @@ _SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WITHOUT_NULLS = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Count)
-"""The aggregates that leave out nulls, and have the same value for no row as for rows of nulls."""
+"""The aggregates that ignore nulls, and return the same value for no rows as for rows of nulls."""
 _AROUND_FILTERED = (
     *(exp.Alias, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Cast, exp.Coalesce, exp.Literal),
 )
-"""What may be outside of aggregates with FILTER if no other row counts."""
+"""The expressions that may contain aggregates with FILTER, if no other rows are counted."""
 _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
 
 
 def check_relations(tree: exp.Expr) -> None:
-    """Raise UnsupportedStatement for a statement with more than `RELATIONS_MAX` relations."""
+    """Check the number of relations in a statement.
+
+    Raises:
+        UnsupportedStatement: The statement has more than `RELATIONS_MAX` relations.
+    """
     relations = tree.find_all(exp.Table, exp.Select, exp.Values, exp.Unnest)
     if sum(1 for _ in islice(relations, RELATIONS_MAX + 1)) > RELATIONS_MAX:
         raise UnsupportedStatement(f"it has more than {RELATIONS_MAX} tables and subqueries")
 
 
 class Queries:
-    """The queries of one statement.
+    """Reads the queries of one statement.
 
     Attributes:
-        tables: The references to stored tables, with their nodes. The tables have their conditions after the query's
-            `push_down`.
+        tables: The references to stored tables, with their nodes. After `push_down` of the outermost query, each table
+            has its condition.
     """
 
     def __init__(
@@ -93,8 +99,12 @@ class Queries:
     def read(self, node: exp.Expr, visible: _Visible) -> Relation:
         """Return the rows of a query.
 
+        Args:
+            node: The query.
+            visible: The names in WITH that the query may use.
+
         Raises:
-            UnsupportedStatement: If the query has a clause that is not supported.
+            UnsupportedStatement: The query has a clause that is not supported.
         """
         read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
@@ -120,7 +130,7 @@ class Queries:
             if name is None:
                 raise UnsupportedStatement
             if clause.args.get("recursive") and _uses_name(element.this, name):
-                # Its rows depend on its other rows, so no condition is pushed to them.
+                # The rows of a recursive query depend on its other rows, so no condition is pushed to them.
                 itself = NamedQuery(UnknownRelation())
                 rows: Relation = PushdownBarrier(self.read(element.this, {**names, name: itself}))
             else:
@@ -130,11 +140,11 @@ class Queries:
         return WithClause(read_body(node, names), tuple(queries))
 
     def read_subqueries(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
-        """Return the subqueries of expressions, with their nodes."""
+        """Return the subqueries in these expressions, with their nodes."""
         return [(node, self.read(node, visible)) for each in expressions for node in _queries_in(each)]
 
     def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
-        """Return the rows of VALUES, or of UNNEST of one array, if all are literals."""
+        """Return the rows of VALUES, or of UNNEST of one array, or None if one of the values is not a literal."""
         if _arguments(node, set(node.args) - {"this", "alias", "expressions"}):
             return None
         rows: list[list[exp.Expr]]
@@ -163,7 +173,7 @@ class Queries:
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
         if distinct is not None and _arguments(distinct, distinct.args):
-            raise UnsupportedStatement  # DISTINCT ON
+            raise UnsupportedStatement  # The statement has DISTINCT ON.
         for projection in node.expressions:
             star = projection.this if type(projection) is exp.Column else projection
             if isinstance(projection, exp.Aliases) or (isinstance(star, exp.Star) and _arguments(star, star.args)):
@@ -226,10 +236,14 @@ class Queries:
     def _make_inner_query(
         self, rows: Relation, predicates: PredicateReader, seen: frozenset[int] | None = None, source: int | None = None
     ) -> InnerQuery:
-        """Return the inner query of some rows.
+        """Return the inner query for the rows of a subquery.
 
         Args:
-            seen: The sources that the subquery sees; None for all. Another name may be that of an outer block.
+            rows: The rows of the subquery.
+            predicates: The predicate reader of the outer SELECT.
+            seen: The sources of the outer SELECT that the subquery can refer to, or None for all sources. Names of
+                other sources may refer to another outer block.
+            source: The position of a LATERAL subquery among the sources, or None for another subquery.
         """
         query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
         select = self._selects.get(id(query))
@@ -240,7 +254,9 @@ class Queries:
         return InnerQuery(rows, select.block, seen_pairs, source)
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
-        # Each engine lets a LATERAL subquery see the left side of its join. Not all let it see those before a comma.
+        # Every engine lets a LATERAL subquery refer to the left side of its join. Not every engine lets it refer to
+        # sources
+        # before a comma.
         sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
@@ -249,8 +265,8 @@ class _FromClause:
     """The FROM clause of one SELECT.
 
     Attributes:
-        sources: Its relations.
-        tree: Their joins.
+        sources: The relations in the clause.
+        tree: The joins of the sources as a tree.
         joins: The joins in the order of the text.
         laterals: The positions of LATERAL subqueries among the sources.
     """
@@ -264,9 +280,9 @@ class _FromClause:
         self._visible = visible
 
     def join(self, first: ParsedTree, joins: list[exp.Expr]) -> ParsedTree:
-        """Return the tree of a relation and the joins after it.
+        """Return the tree of a relation and the joins that follow it.
 
-        Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c.
+        Joins bind more tightly than commas: `a, b LEFT JOIN c` is the cross product of a with the join of b and c.
         """
         parts = [first]
         for join in joins:
@@ -294,7 +310,7 @@ class _FromClause:
         if _is_bracket(node):
             if not _arguments(node, set(node.args) - {"this", "joins"}):
                 return self.join(self.relation(node.this), joins)
-            rows: Relation = hide(node, self._visible)  # a join with an alias
+            rows: Relation = hide(node, self._visible)  # The brackets contain a join, and have an alias.
         else:
             rows = self._read_rows(node)
         name, columns = _parse_alias(node)
@@ -346,7 +362,7 @@ class _FromClause:
 def _passes_conditions(node: exp.Expr) -> bool:
     """Return whether a condition on an output column can be applied to the source rows.
 
-    This is true for distinct rows, and for keys that all rows of a group share.
+    It can if the result has distinct rows, or if the column is a key that all rows of a group share.
     """
     if _arguments(node, ("limit", "offset", "windows")):
         return False
@@ -356,10 +372,10 @@ def _passes_conditions(node: exp.Expr) -> bool:
 
 
 def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions of which all rows of each group have one value.
+    """Return the expressions that have a single value in each group.
 
-    With several grouping sets, these are the expressions in every set. Without such an expression there may be a group
-    of all rows.
+    With several grouping sets, these are the expressions that are in every set. If there is no such expression, there
+    may be a group of all rows.
     """
     group = node.args.get("group")
     if group is None or _arguments(group, set(group.args) - {"expressions"}):
@@ -369,7 +385,7 @@ def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
 
 def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     match element:
-        case exp.Literal():  # its number in SELECT
+        case exp.Literal():  # The literal is the number of an output in SELECT.
             number = int(element.this) if str(element.this).isdigit() else 0
             if not 0 < number <= len(projections) or any(map(_is_star, projections)):
                 return []
@@ -390,9 +406,9 @@ def _partition_columns(window: exp.Window, names: SelectNames) -> frozenset[Colu
 
 
 def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
-    """Return the conditions of FILTER, or of CASE within an aggregate, if only rows count that meet one of them.
+    """Return the conditions of FILTER, or of CASE inside aggregates, if no row counts that meets none of them.
 
-    Otherwise, and if the block has another group than that of all rows, there are none.
+    Otherwise the list is empty. The list is also empty if the rows of the block are grouped.
     """
     if _arguments(node, ("group", "having", "order", "windows", "distinct")):
         return []
@@ -416,14 +432,14 @@ def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
 def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
     """Return the conditions of `sum(CASE WHEN … THEN … END)`.
 
-    For other rows CASE is null, which the aggregate leaves out.
+    For rows that meet none of the conditions, CASE is null, and the aggregate ignores nulls.
     """
     if type(aggregate) is exp.CountIf:
         return [aggregate.this]
     if type(aggregate) not in _WITHOUT_NULLS or _arguments(aggregate, set(aggregate.args) - {"this", "big_int"}):
         return []
     value = aggregate.this
-    if value is None:  # count()
+    if value is None:  # This is count() without an argument.
         return []
     if isinstance(value, exp.Distinct):
         if _arguments(value, ("on",)) or len(value.expressions) != 1:
@@ -446,7 +462,7 @@ def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
 
 
 def _remove_brackets(projection: exp.Expr) -> exp.Expr:
-    """Return a column without the brackets around it: `(a)` is the column `a`, and has its name."""
+    """Return a column without the brackets around it. `(a)` is the column `a` and has the same name."""
     alias = projection if isinstance(projection, exp.Alias) else None
     inner = projection if alias is None else alias.this
     column = inner.unnest()
@@ -471,13 +487,16 @@ def _windows_in(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
 
 
 def _is_of_one_row(projection: exp.Expr) -> bool:
-    """Return whether it is a column, a literal or a star, and not an aggregate."""
+    """Return whether an output is a column, a literal or a star, and not an aggregate."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
 
 def version_of(version: exp.Expr) -> int | str | None:
-    """Return the snapshot's number of FOR VERSION AS OF, or the name of a branch or tag; None for another version."""
+    """Return the snapshot id, or the name of the branch or tag, in FOR VERSION AS OF.
+
+    The result is None for any other version.
+    """
     literal = version.args.get("expression")
     if not isinstance(literal, exp.Literal) or str(version.this).upper() != "VERSION":
         return None
@@ -489,10 +508,7 @@ def version_of(version: exp.Expr) -> int | str | None:
 
 
 def hide(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return a source that is not analysed.
-
-    Names of WITH that it may use are read completely.
-    """
+    """Return a source that is not analysed. The names in WITH that it may use are read completely."""
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:
@@ -501,12 +517,12 @@ def hide(node: exp.Expr, visible: _Visible) -> Relation:
 
 
 def _uses_name(query: exp.Expr, name: str) -> bool:
-    """Return whether a relation in the query may be this name of WITH."""
+    """Return whether a relation in the query may refer to this name in WITH."""
     return any(len(table.parts) == 1 and table.name.lower() == name for table in query.find_all(exp.Table))
 
 
 def _is_bracket(node: exp.Expr) -> bool:
-    """Return whether it is a bracket around a table or a join, and not around a query."""
+    """Return whether a node is a bracket around a table or a join. A bracket around a query is not."""
     if not isinstance(node, exp.Subquery):
         return False
     inner = node.this
@@ -519,7 +535,7 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     """Return the alias of a relation, and the aliases of its columns.
 
     Raises:
-        UnsupportedStatement: If the alias has another form.
+        UnsupportedStatement: The alias has another form.
     """
     alias = node.args.get("alias")
     if alias is None:
@@ -536,10 +552,10 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the outermost queries in an expression.
 
-    It is not recursive, because the depth of a chain of ORs is its length.
+    The function is not recursive, because sqlglot parses a chain of ORs into a tree as deep as the chain is long.
 
     Raises:
-        UnsupportedStatement: For a table outside of a query.
+        UnsupportedStatement: The expression has a table outside of a query.
     """
     pending = [expression]
     while pending:
@@ -553,7 +569,7 @@ def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
-    """Return the values of those arguments of the node that are given."""
+    """Return the values of the arguments of a node with these names, without empty ones."""
     values = []
     for name in names:
         value = node.args.get(name)
@@ -562,6 +578,10 @@ def _arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
 
 
 def _check_arguments(node: exp.Expr, allowed: frozenset[str]) -> None:
-    """Raise UnsupportedStatement if the node has another argument than those in `allowed`."""
+    """Check that a node has only allowed arguments.
+
+    Raises:
+        UnsupportedStatement: The node has an argument that is not in `allowed`.
+    """
     if _arguments(node, set(node.args) - allowed):
         raise UnsupportedStatement

@@ -1,13 +1,13 @@
-"""Expressions of the current time, as the span of dates in which their values are.
+"""Reads expressions of the current time as spans of dates that contain their values.
 
 The engine evaluates `current_date - INTERVAL '7' DAY` later, by its own clock and in the session's zone. Therefore the
-analysis takes a span: the current time is between two days before and three days after the date in UTC at which the
-statement was analysed. Two days are enough for any zone (at most 14 hours from UTC) and for clocks that differ by less
-than a day. Each operation moves both ends.
+analysis works with a span. The span of the current time begins two days before, and ends three days after, the date in
+UTC at which the statement is analysed. Two days are enough for any zone (at most 14 hours from UTC) and for clocks that
+differ by less than a day. Each operation moves both ends of the span.
 
-The start of a period, and a date some months away, may be far from the same in another zone: the month of an instant
-starts on 31 January in UTC if it starts on 1 February east of it, and days at the end of a month become one day. So
-these operations make the span wider.
+The start of a period, and a date some months away, may differ by more in another zone. For example, an instant on
+31 January in UTC may be on 1 February in a zone further east, so its month starts a whole month later. And adding a
+month turns several days at the end of a month into the same day. Therefore these operations make the span wider.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from seamark.connector.plans.literals import Literal
 _CURRENT = re.compile(r"\b(?:current_date|current_timestamp|localtimestamp|now|today)\b", re.IGNORECASE)
 _BEFORE, _AFTER = timedelta(days=2), timedelta(days=3)
 _ZONES = timedelta(days=2)
-"""More than the times of two zones differ."""
+"""An upper bound of the difference between the local times of two zones."""
 _TIMES = frozenset({exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ})
 
 
 @dataclass(frozen=True)
 class DateSpan:
-    """The value is not before `low` at midnight and not after `high` at midnight, in UTC."""
+    """A span that contains a date or time: from midnight of `low` to midnight of `high`, in UTC."""
 
     low: date
     high: date
 
     def literal(self, op: str) -> Literal:
-        """Return what a column is compared with by `op`, one of <, <=, >, >=, so that the comparison is true for
-        each value of the span.
+        """Return a literal for which the comparison by `op` is true wherever it is true for a value of the span.
 
-        It has no zone, because the span covers all zones.
+        The literal has no zone, because the span is wide enough for all zones.
+
+        Args:
+            op: One of <, <=, >, >=.
         """
         return Literal("date", (self.low if op in (">", ">=") else self.high).isoformat())
 
@@ -48,8 +50,8 @@ class DateSpan:
         """Move both ends of the span by a number of units.
 
         Raises:
-            OverflowError: If an end is beyond the range of dates.
-            ValueError: If an end is beyond the range of dates.
+            OverflowError: An end is outside the range of dates.
+            ValueError: An end is outside the range of dates.
         """
         if unit not in UNITS:
             low, high = (add_months(bound, unit, count) for bound in (self.low, self.high))
@@ -59,13 +61,13 @@ class DateSpan:
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """Return the span of an expression of the current time; None for another node.
+    """Return the span of an expression of the current time, or None for another expression.
 
     Args:
         today: The date in UTC.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
-        return None  # each conversion to a zone and back may move the value
+        return None  # Each conversion to another zone and back may move the value.
     try:
         return _parse_operand(node, today)
     except (OverflowError, ValueError, KeyError):
@@ -100,5 +102,5 @@ def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
 
 
 def today_for(*texts: str) -> date | None:
-    """Return the date in UTC, if one of the texts may contain the current time."""
+    """Return the date in UTC if one of the texts may contain the current time. Otherwise return None."""
     return datetime.now(UTC).date() if any(_CURRENT.search(text) for text in texts) else None

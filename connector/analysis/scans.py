@@ -1,4 +1,4 @@
-"""The tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
+"""Finds the tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
 
     for scan in find_scans(statement, columns_of=…):
         scan.condition                       on the table's own columns, or None
@@ -6,13 +6,14 @@
 
 A statement that is not fully understood has no scans, and is sent unchanged. Supported are queries, EXPLAIN [ANALYZE]
 of a query, EXECUTE IMMEDIATE of a query, and the text of a prepared query with its parameters (`lexer.parse_execute`).
-INSERT, CREATE TABLE AS and all other statements that write have no scans, not even in their queries: a plan table must
-never be near the name of a table that is written.
+INSERT, CREATE TABLE AS and all other statements that write have no scans, not even in the queries that they contain:
+the name of a table that is written must never be replaced by a plan table.
 
-Which rows are needed is decided by the block algebra (`algebra/needed_rows.py`).
+The block algebra decides which rows are needed (`algebra/needed_rows.py`).
 
-A literal without a zone, compared with a column with a zone, is a time in the session's zone, but the catalog reads it
-as UTC. So such comparisons are used only if the session's zone is UTC (`utc`) or the column is known to have no zone.
+A literal without a zone that is compared with a column with a zone is a time in the session's zone, but the catalog
+reads the literal as UTC. Therefore these comparisons are used only if the session's zone is UTC (`utc`) or the column
+is known to have no zone.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ _TOKENS_BEFORE_TABLE = frozenset({"FROM", "JOIN", ",", "("})
 class ParsedQuery:
     """The query inside a statement, parsed once.
 
-    It is read any number of times, but by one thread at a time.
+    A parsed query can be read any number of times, but only by one thread at a time.
     """
 
     text: QueryText
     tree: exp.Expr
     casts_decimal: bool
-    """Whether it may convert a value to a decimal."""
+    """Whether the query may convert a value to a decimal."""
     names: frozenset[str]
-    """The names of tables and their aliases, in lower case."""
+    """The names and aliases of the tables in the query, in lower case."""
 
 
 def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
     """Parse the query in a statement.
 
     Args:
-        statement: A query, or a statement with one.
-        parameters: Those of a prepared statement, in their form after USING.
+        statement: A query, or a statement that contains a query.
+        parameters: The parameters of a prepared statement, as they are written after USING.
 
     Raises:
         UnsupportedStatement: The statement is not fully understood.
@@ -74,7 +75,7 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
     try:
         words = tokens_in(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
-    except (SqlglotError, RecursionError):  # also for a fault of sqlglot
+    except (SqlglotError, RecursionError):  # sqlglot may also fail with RecursionError.
         raise UnsupportedStatement from None
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedStatement
@@ -82,12 +83,12 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
 
 
 def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
-    """Return a query that sqlglot has parsed already, as `parse_query` does.
+    """Return the same as `parse_query`, for a query that sqlglot has already parsed.
 
     Args:
         text: The query, in Trino's dialect.
-        tree: Its tree.
-        words: Its tokens by sqlglot.
+        tree: The tree of the query.
+        words: The tokens into which sqlglot split the query.
 
     Raises:
         UnsupportedStatement: The query is not fully understood.
@@ -99,10 +100,10 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
 
 
 def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
-    """Return the query, if sqlglot splits it into the same tokens as Trino.
+    """Return the parsed query, after checking that sqlglot and Trino split its text into the same tokens.
 
     Raises:
-        UnsupportedStatement: sqlglot splits it differently, or the query is not fully understood.
+        UnsupportedStatement: The tokens differ, or the query is not fully understood.
     """
     starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
@@ -132,7 +133,7 @@ def find_scans(
 ) -> tuple[Scan, ...]:
     """Parse a statement, and return its scans as `scans_of` does.
 
-    Empty if the statement is not fully understood.
+    The result is empty if the statement is not fully understood.
     """
     try:
         query = parse_query(statement, parameters)
@@ -144,13 +145,15 @@ def find_scans(
 def scans_of(
     query: ParsedQuery, *, columns_of: ColumnsOf = lambda _: None, utc: bool = False, today: date | None = None
 ) -> tuple[Scan, ...]:
-    """Return the scans in the order of the text. Empty if the query is not fully understood.
+    """Return the scans of a query in the order of the text.
+
+    The result is empty if the query is not fully understood.
 
     Args:
         query: The parsed query.
-        columns_of: Gets (catalog, schema, table) and returns the columns. Without it, names without a qualifier give no
-            conditions if there are several tables.
-        utc: Whether the session's time zone is known to be UTC.
+        columns_of: Returns the columns of a (catalog, schema, table). Without it, a name without a qualifier gives no
+            condition if the query reads several tables.
+        utc: Whether the time zone of the session is known to be UTC.
         today: The date in UTC, for conditions with the current time.
     """
     try:
@@ -170,7 +173,7 @@ def scans_of(
 
 
 def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
-    """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
+    """Return the Iceberg types of the `columns` of a query's result that are unchanged stored columns."""
     try:
         _, result = _read(query, columns_of)
         types_by_column = {column: result.kind(column) for column in columns}
@@ -180,9 +183,9 @@ def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: Colu
 
 
 def read_at_snapshot(scan: Scan, snapshot_id: int) -> Replacement:
-    """Return a replacement that makes the scan read this snapshot of its table.
+    """Return a replacement that makes a scan read this snapshot of its table.
 
-    The table name and its alias stay.
+    The name and the alias of the table do not change.
     """
     start, end = scan.version_span or (scan.end, scan.end)
     clause = f"FOR VERSION AS OF {snapshot_id}"
@@ -190,9 +193,9 @@ def read_at_snapshot(scan: Scan, snapshot_id: int) -> Replacement:
 
 
 def read_from_view(scan: Scan, name: str) -> Replacement:
-    """Return a replacement of a scan without FOR VERSION by the view `name` of the same schema.
+    """Return a replacement that makes a scan read the view `name` in the schema of its table.
 
-    An alias may follow it.
+    The scan must have no FOR VERSION. The replacement may include an alias.
     """
     text = quote_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
@@ -203,8 +206,11 @@ def _read(
 ) -> tuple[Queries, Relation]:
     """Read a parsed query.
 
+    Returns:
+        The queries of the statement, and the rows of the outermost query.
+
     Raises:
-        UnsupportedStatement: If it is not fully understood.
+        UnsupportedStatement: The query is not fully understood.
     """
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
@@ -212,7 +218,14 @@ def _read(
 
 
 def _check_patterns(tree: exp.Expr) -> None:
-    """Raise UnsupportedStatement for a LIKE pattern that the engine refuses, but only where it compares a row."""
+    """Check the LIKE patterns of a query.
+
+    An engine refuses an invalid pattern only when it compares a row with it. With fewer rows, the statement might
+    succeed.
+
+    Raises:
+        UnsupportedStatement: A pattern is invalid.
+    """
     for node in tree.find_all(exp.Escape):
         texts = [node.this.expression, node.expression] if isinstance(node.this, exp.Like | exp.ILike) else []
         if all(isinstance(text, exp.Literal) and text.is_string for text in texts) and texts:
@@ -222,7 +235,7 @@ def _check_patterns(tree: exp.Expr) -> None:
 
 
 class _ReferencePositions:
-    """The positions of table references in the statement."""
+    """The positions of table references in a statement."""
 
     def __init__(self, text: QueryText) -> None:
         self._text = text
@@ -233,10 +246,10 @@ class _ReferencePositions:
             for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
             if before.word == "." == after.word
         }
-        """Names between two dots: tables whose columns may also be qualified by their schemas."""
+        """Names between two dots. The columns of a table with such a name may also be qualified by its schema."""
 
     def scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
-        """Return the scan of a reference, or None if the name cannot be replaced."""
+        """Return the scan of a table reference, or None if the name of the table cannot be replaced."""
         names = [canonical_name(part.name) for part in node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in node.parts]
         tokens, offsets = self._text.tokens, self._text.offsets
@@ -275,7 +288,7 @@ class _ReferencePositions:
 
 
 def _parse_version(token: TrinoToken) -> int | str | None:
-    """Return the number or the text of a token; None for another token."""
+    """Return the number or the string that a token represents, or None for another token."""
     if token.kind == "number" and token.text.isdigit():
         return int(token.text)
     return token.text[1:-1].replace("''", "'") if token.kind == "string" else None

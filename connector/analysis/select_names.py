@@ -1,6 +1,6 @@
-"""Resolves the names in one SELECT of sqlglot's tree: columns of its sources, and its output columns.
+"""Resolves the names in one SELECT of sqlglot's tree: the columns of its sources, and its output columns.
 
-A name is resolved only if each engine resolves it in the same way. There is no condition on another name.
+A name is resolved only if every engine resolves it in the same way. Comparisons of other names give no condition.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class NamedSource:
     """A relation in FROM.
 
     Attributes:
-        relation: Its rows.
-        name: The name that qualifies its columns.
-        schema: The schema that qualifies them with the name, if it is a table without an alias.
+        relation: The rows of the relation.
+        name: The name that qualifies its columns, or None.
+        schema: The schema that may also qualify its columns. It is None unless the relation is a table without an
+            alias.
     """
 
     relation: Relation
@@ -39,7 +40,7 @@ class NamedSource:
 
 @dataclass(frozen=True, eq=False)
 class ParsedJoin:
-    """A join in FROM; `keeps_left` and `keeps_right` are those of `SourceJoin`."""
+    """A join in FROM. The attributes `keeps_left` and `keeps_right` have the same meaning as in `SourceJoin`."""
 
     left: ParsedTree
     right: ParsedTree
@@ -50,7 +51,7 @@ class ParsedJoin:
 
 
 ParsedTree: TypeAlias = int | ParsedJoin
-"""A number is the position of a source in FROM."""
+"""A join, or the position of a source in FROM."""
 
 
 def sources_in(tree: ParsedTree) -> frozenset[int]:
@@ -67,7 +68,7 @@ def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
 
 
 def join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
-    """Return the join tree of a block."""
+    """Return the join tree of a block for the algebra."""
     if isinstance(tree, int):
         return tree
     left, right = join_tree(tree.left, predicate_on), join_tree(tree.right, predicate_on)
@@ -76,14 +77,14 @@ def join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate])
 
 
 class SelectNames:
-    """The names of one SELECT. It is the `Outputs` of its block.
+    """The names of one SELECT. The class implements the `Outputs` of the query block.
 
     Args:
         projections: The expressions after SELECT.
         sources: The relations in FROM.
-        tree: Their joins; None without FROM.
+        tree: The joins of the relations, or None without FROM.
         relation_names: The names of all relations of the statement.
-        literal_of: Returns the literal that an expression is, or None.
+        literal_of: Returns the literal of an expression, or None if the expression is not a literal.
     """
 
     def __init__(
@@ -121,7 +122,10 @@ class SelectNames:
         return None if has_star else output_names(self.projections)
 
     def reference(self, name: str) -> ColumnReference | None:
-        """Return None also if the name may be ambiguous: more than one star, or a star beside other columns."""
+        """Return the source column whose unchanged value the output has, or None.
+
+        The result is None also if the name may be ambiguous: there is more than one star, or a star and other columns.
+        """
         stars = []
         for projection in self.projections:
             star = star_qualifier(projection)
@@ -143,7 +147,7 @@ class SelectNames:
     def may_be_null(self, name: str) -> bool:
         return False
 
-    # Columns in its expressions
+    # Columns in the expressions of the SELECT
 
     def kind(self, reference: ColumnReference) -> str | None:
         source, column = reference
@@ -156,24 +160,24 @@ class SelectNames:
         *qualifiers, name = (canonical_name(part.name) for part in parts)
         if len(qualifiers) < 2:
             return self._resolve_name(name, *qualifiers)
-        # A table with its schema, or a field of a struct. Trino prefers the table.
+        # Two qualifiers are a schema and a table, or a table and a struct column. Trino prefers the table.
         schema, table = qualifiers
         of_schema = [source for source in self._find_sources(table) if source.schema == schema]
         return self._resolve_name(name, table) if len(of_schema) == 1 else None
 
     def resolve_node(self, node: exp.Expr) -> ColumnReference | None:
-        """Return the column that the node is."""
+        """Return the column to which the node refers, or None if the node is not a column."""
         return self.resolve(node) if type(node) is exp.Column else None
 
     def resolve_stored(self, column: exp.Column) -> ColumnReference | None:
-        """Return a column, or a field of a struct of a table."""
+        """Return a column, or a field of a struct column of a table."""
         return self.resolve(column) or self._resolve_field(column)
 
     def resolve_in(self, tree: ParsedTree, name: str) -> ColumnReference | None:
-        """Return the column that an unqualified name refers to in a join.
+        """Return the column to which an unqualified name refers in a join.
 
-        A column merged by USING has the value of the left side, or of the right side if the row has no left side. It is
-        the column of one side if the join keeps no row of the other side without a partner.
+        A column that USING merges has the value of the left side. In a row without a left side, it has the value of the
+        right side. It is the column of one side if the join does not keep unmatched rows of the other side.
         """
         if isinstance(tree, int):
             has = self.sources[tree].relation.has(name)
@@ -188,12 +192,15 @@ class SelectNames:
         if left is None or right is None or (tree.keeps_left and tree.keeps_right):
             return None
         kind = self.kind(left)
-        if kind is None or self.kind(right) != kind:  # otherwise it is converted
+        if kind is None or self.kind(right) != kind:  # If the types differ, the engine converts one of the values.
             return None
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
     def is_outer_name(self, column: exp.Column) -> bool:
-        """Return whether a column is certainly one of an outer block, by its qualifier, and no struct field."""
+        """Return whether a column certainly belongs to an outer block.
+
+        The result is False for a field of a struct.
+        """
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
@@ -203,7 +210,10 @@ class SelectNames:
         return all(source.relation.has(name) is False for source in self.sources)
 
     def _has_alias(self, name: str) -> bool:
-        """Return whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
+        """Return whether SELECT has an alias of this name.
+
+        In WHERE, DuckDB resolves a name to such an alias before it looks for columns of an outer block.
+        """
         return any(
             isinstance(projection, exp.Alias) and output_name(projection) == name for projection in self.projections
         )
@@ -217,9 +227,10 @@ class SelectNames:
         return None if self.tree is None else self.resolve_in(self.tree, name)
 
     def _resolve_field(self, column: exp.Column) -> ColumnReference | None:
-        """Return the field `column.field` or `alias.column.field` of a table among the sources; its name has dots.
+        """Return the field `column.field` or `alias.column.field` of a table among the sources.
 
-        None also if a name may be that of a relation of any block of the statement.
+        The name of the returned column has dots. The result is None also if the first name may be the name of a
+        relation anywhere in the statement.
         """
         parts = column.parts
         if len(parts) < 2 or not all(isinstance(part, exp.Identifier) for part in parts):
@@ -244,10 +255,10 @@ class SelectNames:
 
 
 def canonical_name(name: str) -> str:
-    """Return the name as Trino compares it, quoted or not (trinodb/trino#17).
+    """Return the form of a name in which Trino compares names, with or without quotes (trinodb/trino#17).
 
     Raises:
-        UnsupportedStatement: Trino's methods give two results.
+        UnsupportedStatement: Trino compares the name in two ways that differ.
     """
     low = name.lower()
     if not name.isascii():
@@ -259,17 +270,20 @@ def canonical_name(name: str) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether it is no hidden column, and no name that the catalog would read as a struct field."""
+    """Return whether the name is neither a hidden column nor a name that the catalog would read as a struct field."""
     return "$" not in name and "." not in name
 
 
 def star_qualifier(projection: exp.Expr) -> str | None:
-    """Return the qualifier of a star, "" for a star without one; None if the projection is no star."""
+    """Return the qualifier of a star, or "" for a star without a qualifier.
+
+    The result is None if the projection is not a star.
+    """
     if isinstance(projection, exp.Star):
         return ""
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
-        # More than one: a table with its schema, or a struct.
+        # More than one qualifier is a table with its schema, or a struct.
         return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
     return None
 
@@ -283,9 +297,9 @@ def output_name(projection: exp.Expr) -> str | None:
 
 
 def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
-    """Return the names of columns without a star.
+    """Return the names of output columns. None of the columns may be a star.
 
-    A literal or an extreme without an alias has a name that no statement can write.
+    A literal or an extreme without an alias gets a name that no statement can contain.
     """
     return tuple(
         output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)

@@ -1,4 +1,7 @@
-"""Reads the predicates of one SELECT of sqlglot's tree: conditions, equal columns, values of subqueries and periods."""
+"""Reads the predicates of one SELECT of sqlglot's tree.
+
+A predicate gives conditions, equal columns, and conditions with the values of subqueries and periods.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,14 @@ from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnRef
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 EXACT_PARTS_MAX = 100
-"""Parts of a condition that are read once more, because they decide whether an extreme is that of exactly its rows."""
+"""The maximum number of parts in a condition for which the reader checks whether it can be translated exactly.
+
+An extreme has an exact limit only if its condition is translated exactly.
+"""
 
 
 class InnerSelect(NamedTuple):
-    """A subquery that is a block, and what its own names mean."""
+    """A subquery that is a query block, with its names and its WHERE."""
 
     block: QueryBlock
     names: SelectNames
@@ -51,8 +57,8 @@ class PredicateReader:
     Args:
         names: The names of the SELECT.
         reader: Reads conditions.
-        queries: The subqueries in its expressions, by the identity of their nodes.
-        selects: The blocks of the statement, by their identity.
+        queries: The subqueries in expressions of the SELECT, by the identity of their nodes.
+        selects: The query blocks of the statement, by their identity.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class PredicateReader:
         return self._reader.read(node, self._names.resolve_stored, self._names.kind)
 
     def condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
-        """Return the condition on these columns only."""
+        """Return the condition on `columns` that is true for each row for which `node` is true."""
 
         def resolve(column: exp.Column) -> ColumnReference | None:
             reference = self._names.resolve(column)
@@ -86,7 +92,10 @@ class PredicateReader:
         return Predicate(condition, equalities, partial(self._read_exactly, node))
 
     def _read_exactly(self, node: exp.Expr) -> Condition | None:
-        """Return the condition that is true for exactly the rows for which `node` is true, if it is simple."""
+        """Return a condition that is true for exactly the rows for which `node` is true.
+
+        The result is None if a part of `node` cannot be translated exactly.
+        """
         parts = list(islice(split_conjunction(node), EXACT_PARTS_MAX + 1))
         if len(parts) > EXACT_PARTS_MAX:
             return None
@@ -95,9 +104,9 @@ class PredicateReader:
         return all_of(exact) if len(exact) == len(comparisons) else None
 
     def predicate_on(self, join: ParsedJoin) -> Predicate:
-        """Return the predicate of ON or USING, which see the sources of their join only.
+        """Return the predicate of ON or USING.
 
-        Another name may be that of an outer block.
+        It uses only the sources of the join, because any other name may refer to an outer block.
         """
         own = sources_in(join)
         equalities = [(left, right) for left, right in self._equalities(join.on) if left[0] in own and right[0] in own]
@@ -108,7 +117,7 @@ class PredicateReader:
         """Return a condition that is true for each row where `node` is true.
 
         Args:
-            seen: The sources that `node` sees, None for all.
+            seen: The sources to which `node` may refer, or None for all sources.
         """
         if node is None:
             return None
@@ -120,7 +129,7 @@ class PredicateReader:
     def _equalities(self, node: exp.Expr | None) -> list[Equality]:
         """Return the columns that are equal for each row where `node` is true.
 
-        If it is an OR, each branch requires them.
+        For an OR, these are the columns that every branch requires to be equal.
         """
         equalities: list[Equality] = []
         for part in split_conjunction(node):
@@ -142,7 +151,7 @@ class PredicateReader:
         return list(common or ())
 
     def _equate_using_columns(self, join: ParsedJoin) -> Iterator[Equality]:
-        """Yield the equal columns of USING."""
+        """Yield the pairs of columns that USING requires to be equal."""
         for column in join.using:
             left, right = (self._names.resolve_in(side, column) for side in (join.left, join.right))
             if left is not None and right is not None and self._are_comparable(left, right):
@@ -159,7 +168,10 @@ class PredicateReader:
     # Values of subqueries
 
     def _subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
-        """Yield conditions that columns have values of the subqueries in `node`, for each row where it is true."""
+        """Yield conditions that columns have values of the subqueries in `node`.
+
+        The conditions are true for each row where `node` is true.
+        """
         for part in split_conjunction(node):
             match part:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
@@ -179,7 +191,7 @@ class PredicateReader:
                         yield from self._values_beside(column, op, self._queries.get(id(inner)))
 
     def _values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
-        """Yield conditions for columns that are equal, all together, to the columns of a row of the query."""
+        """Yield conditions on columns that together equal the columns of one row of the query."""
         names = None if query is None else query.names()
         if query is None or names is None or len(names) != len(columns):
             return
@@ -196,7 +208,7 @@ class PredicateReader:
             yield from partner_values(pairs, query)
 
     def _values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for a column that is less or greater than the column of a row of the query."""
+        """Yield semi-joins for a column that is less or greater than the column of one row of the query."""
         names = None if query is None else query.names()
         reference = self._names.resolve_node(column)
         name = names[0] if names is not None and len(names) == 1 else None
@@ -208,13 +220,17 @@ class PredicateReader:
             yield from range_values(reference, [Limit(op, name)], query)
 
     def _values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns of this SELECT that the WHERE of a subquery compares with its own columns."""
+        """Yield semi-joins for columns of this SELECT that a subquery's WHERE compares with the subquery's columns."""
         select = self._selects.get(id(query))
         if select is not None:
             yield from exists_values(select.block, self.find_correlated_pairs(select))
 
     def find_correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
-        """Return columns of a subquery's sources that its WHERE requires to be equal to columns of this SELECT."""
+        """Return the equal columns of a correlated subquery.
+
+        Each pair is a column of a source of the subquery, and the column of this SELECT to which the subquery's WHERE
+        requires it to be equal.
+        """
         pairs: list[Equality] = []
         for part in split_conjunction(query.where):
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
@@ -231,7 +247,7 @@ class PredicateReader:
     # Periods
 
     def _period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns whose day, month, year or hour is a value of another source."""
+        """Yield semi-joins for columns whose day, month, year or hour equals a value of another source."""
         for part in split_conjunction(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             for side, other in zip(sides, reversed(sides), strict=True):
@@ -248,7 +264,7 @@ class PredicateReader:
     # Inequalities
 
     def _read_inequalities(self, part: exp.Expr) -> Iterator[tuple[exp.Expr, str, exp.Expr]]:
-        """Yield `left op right` for each comparison in `part`, and the same with the sides exchanged."""
+        """Yield each comparison `left op right` in `part`, and then the same comparison with its sides exchanged."""
         comparisons: list[tuple[exp.Expr, str, exp.Expr]] = []
         if isinstance(part, exp.LT | exp.LTE | exp.GT | exp.GTE) and is_plain(part):
             comparisons.append((part.this, COMPARISONS[type(part)], part.expression))
@@ -264,7 +280,7 @@ class PredicateReader:
             yield sides[1], FLIPPED[op], _keep_query(left, sides[0])
 
     def _class_of(self, operand: exp.Expr) -> str | None:
-        """Return the class (`operands.py`) of a column, a subquery or a literal; None if it is not known."""
+        """Return the class (`operands.py`) of a column, a subquery or a literal, or None if it is unknown."""
         query = self._queries.get(id(operand))
         if query is not None:
             names = query.names()
@@ -294,9 +310,13 @@ class PredicateReader:
 
 
 class Period(NamedTuple):
-    """An expression that is the start of a period of a column or, with `is_number`, the number of its year.
+    """An expression that is the start of a period of a column, or the number of its year.
 
-    `transform` is one of Iceberg.
+    Attributes:
+        column: The column.
+        transform: The Iceberg transform of the period.
+        is_cast: Whether the expression casts the column to a date.
+        is_number: Whether the expression is the number of the year.
     """
 
     column: exp.Column
@@ -305,9 +325,14 @@ class Period(NamedTuple):
     is_number: bool = False
 
     def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
-        """Return whether the period of a column of the type `kind` may be compared with a column of the other type.
+        """Return whether the period of a column may be compared with a column of another source.
 
-        Their values are equal only if they are the same period: a zoned time is not compared with one without a zone.
+        Values of the two columns must be equal only if they are the same period. Therefore a time with a zone is not
+        compared with a time without a zone.
+
+        Args:
+            kind: The type of the column whose period is compared.
+            partner_kind: The type of the other column.
         """
         if kind == "date" and self.transform == HOUR:
             return False
@@ -319,7 +344,7 @@ class Period(NamedTuple):
 
 
 def parse_period(node: exp.Expr) -> Period | None:
-    """Return the period that an expression is, or None."""
+    """Return the period that an expression represents, or None if it is not a period."""
     node = node.unnest()
     parts: tuple[exp.Expr, str, bool, bool] | None = None
     match node:
@@ -337,7 +362,7 @@ def parse_period(node: exp.Expr) -> Period | None:
 
 
 def extremes_of(names: SelectNames) -> dict[str, Extreme]:
-    """Return the output columns of a SELECT that are the least or the greatest value of a column."""
+    """Return the output columns of a SELECT that are the minimum or maximum of a column."""
     extremes: dict[int, Extreme] = {}
     for number, projection in enumerate(names.projections):
         aggregate = projection.unalias()
@@ -354,7 +379,12 @@ def extremes_of(names: SelectNames) -> dict[str, Extreme]:
 
 
 def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
-    """Return the node of a subquery with its brackets, by which it is known, and other nodes without."""
+    """Return `node` if it is a subquery, and `inner` otherwise.
+
+    Args:
+        node: An operand, which may have brackets around it. Subqueries are registered by the node with its brackets.
+        inner: The operand without brackets.
+    """
     return node if isinstance(node, exp.Subquery) else inner
 
 

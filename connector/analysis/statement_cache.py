@@ -1,11 +1,12 @@
-"""Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
-the columns of its tables. A text is parsed once: its tree is kept, and is read again when the columns of its tables are
-known, or have changed.
+"""Parses statements (`scans.py`) outside of the event loop, and caches the results.
 
-Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts
-and another long texts, for one client after the other: a client that sends much waits for its own. Concurrent requests
-for a text share one result. A request that is cancelled while it is queued is not parsed; a result that is already
-being computed is cached.
+A result depends on the text of the statement and on the columns of its tables. A text is parsed once, and its tree is
+cached. The tree is read again when the columns of its tables become known or change.
+
+Parsing runs in Python: it takes milliseconds for most texts, and seconds for the longest. Therefore one thread parses
+short texts and another thread parses long texts. The clients take turns, so a client with many statements delays only
+its own statements. Concurrent requests for the same text share one result. If a request is cancelled while it is
+queued, its text is not parsed. If the parsing has started already, the result is still cached.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 IN_LOOP_CHARACTERS_MAX = 10_000
-"""To split so many into tokens, or to search them, takes some milliseconds."""
+"""The length of text that is split into tokens, or searched, on the event loop. This takes some milliseconds."""
 SHORT_CHARACTERS_MAX = 4_000
-"""To parse so many takes tens of milliseconds."""
+"""The length of a short text. Parsing it takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
 _TREES_BYTES = 8 << 20
@@ -50,23 +51,23 @@ class StatementText:
     text: str
     parameters: tuple[str, ...] = ()
     prepared: str | None = None
-    """The name of the prepared statement."""
+    """The name of the prepared statement, or None."""
     utc: bool = False
     today: date | None = None
-    """The date in UTC, if the text may contain the current time."""
+    """The date in UTC if the text may contain the current time, otherwise None."""
     columns: tuple[str, ...] = ()
-    """For the text of a view: the columns whose types are needed, instead of scans."""
+    """The columns whose types are read instead of the scans. Only for the text of a view."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
     scans: tuple[Scan, ...]
     table_names: tuple[Names, ...] = ()
-    """Tables whose columns could give more conditions."""
+    """The tables whose columns could give more conditions."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """The types of `StatementText.columns` (`scans.result_types`)."""
+    """The types of the columns in `StatementText.columns` (`scans.result_types`)."""
     with_position: tuple[int, bool] = (0, False)
-    """Where a first named subquery belongs, and whether there is WITH before it (`lexer.find_with_position`)."""
+    """The position for a first named subquery, and whether the query has WITH (`lexer.find_with_position`)."""
 
 
 _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
@@ -74,9 +75,10 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 
 @contextmanager
 def on_behalf_of(address: str, user: str) -> Iterator[None]:
-    """Name the client whose statements are read within the block, and in the tasks that it starts.
+    """Set the client for which statements are read in the block, and in the tasks that the block starts.
 
-    The lock is fair between addresses, and between the users of an address. The proxy does not check who the user is.
+    The reader's lock is fair between addresses, and between the users of an address. The proxy does not authenticate
+    the user.
     """
     token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
@@ -87,28 +89,31 @@ def on_behalf_of(address: str, user: str) -> Iterator[None]:
 
 _Key = tuple[StatementText, tuple[tuple[str, str], ...]]
 _ParsedKey = tuple[str, tuple[str, ...]]
-"""A text, and its parameters."""
+"""A text and its parameters."""
 
 
 class StatementReader:
-    """Reads and caches statements.
-
-    It belongs to one event loop.
-    """
+    """Reads and caches statements. A reader belongs to one event loop."""
 
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._parsed: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
-        """A text is always read in the same turn, short or long, so one thread at a time reads its tree."""
+        """The tree of a text is read by one thread at a time, because a text always uses the same lock, short or long.
+        """
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         self._short = FairLock()
         self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """Read a statement with the columns of `tables`.
+        """Read a statement, given the columns of `tables`.
+
+        Args:
+            text: The statement.
+            tables: The known tables, by the names that the statement uses.
+            until_s: The deadline, on the clock of the event loop.
 
         Raises:
-            TimeoutError: After `until_s` on the clock of the event loop.
+            TimeoutError: The deadline has passed.
         """
         key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
         statement = self._known.get(key)
@@ -119,10 +124,15 @@ class StatementReader:
         return statement
 
     async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
-        """Return the result of `work` on a text of this length, computed outside of the event loop if the text is long.
+        """Return the result of `work` on a text of `characters` characters.
+
+        For a long text, the work runs outside of the event loop.
+
+        Args:
+            until_s: The deadline, on the clock of the event loop.
 
         Raises:
-            TimeoutError: After `until_s` on the clock of the event loop.
+            TimeoutError: The deadline has passed.
         """
         if characters <= IN_LOOP_CHARACTERS_MAX:
             return work()
@@ -140,7 +150,7 @@ class StatementReader:
 
         def work() -> ReadStatement:
             query, reading = _read(text, columns, parsed)
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # The event loop may be closed already.
                 loop.call_soon_threadsafe(self._keep, key, query, reading)
             return reading
 
@@ -156,10 +166,10 @@ class StatementReader:
 def _read(
     text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
 ) -> tuple[ParsedQuery | None, ReadStatement]:
-    """Read a statement, and parse it if there is no `query` of it yet.
+    """Read a statement. Parse it first if `query` is None.
 
     Returns:
-        The parsed query, None if it is not fully understood, and what was read.
+        The parsed query, or None if the statement is not fully understood. Then, the scans or types of the statement.
     """
     table_names: list[Names] = []
 

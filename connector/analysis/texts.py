@@ -1,4 +1,7 @@
-"""Comparisons of texts that are functions of a column: prefixes, texts in one case, and formatted dates and times."""
+"""Reads comparisons of texts that are functions of a column.
+
+Such texts are prefixes, texts in lower or upper case, and formatted dates and times.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,27 @@ _FORMATS = {
     "%Y-%m-%d %H:%M": "MINUTE",
     "%Y-%m-%d %H:%M:%S": "SECOND",
 }
-"""The formats whose texts have the order of the times, and the period that each text names."""
+"""The formats whose texts sort in the order of the times, and the period that each text represents."""
 _FIRST_DAY, _LAST_DAY = "1000-01-01", "9999-12-31"
 _DAY_PREFIX = re.compile(r"([0-9]{4})-?(?:(?<=-)([0-9]{2})-?(?:(?<=-)([0-9]{2}))?)?", re.ASCII)
 _TEXTS = (exp.DataType.Type.VARCHAR, exp.DataType.Type.TEXT)
 _VARIANTS_MAX = 128
 _LOWER_ALSO = {"k": "\u212a", "i": "\u0130"}
 _UPPER_ALSO = {"S": "\u017f", "I": "\u0131"}
-"""The characters beyond ASCII that `lower` and `upper` convert to an ASCII letter."""
+"""For each ASCII letter, the other characters that `lower` or `upper` converts to it."""
 _FOUR_DIGITS = 1000
 
 
 class FormattedTime(NamedTuple):
-    """A date or time as a text that has the order of the times: of years with four digits."""
+    """A date or time formatted as a text. In years with four digits, the texts sort in the order of the times."""
 
     column: exp.Expr
     format: str
-    """Of Python's `strftime`."""
+    """A format of Python's `strftime`."""
 
 
 def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedTime | None:
-    """Read `date_format(ts, '%Y-%m')`, or a date that is cast to a text."""
+    """Read an expression such as `date_format(ts, '%Y-%m')`, or a date that is cast to a text."""
     match node:
         case exp.TimeToStr():
             pattern = node.args.get("format")
@@ -71,7 +74,7 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
     """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
     try:
         start = datetime.strptime(text, time.format)
-        if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without zeros
+        if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without leading zeros.
             return None
         if start.strftime(time.format) != text:
             return NEVER if op == "=" else None
@@ -93,17 +96,23 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
 
 
 def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return the condition that a year has five digits: such texts sort before or after those of four digits."""
+    """Return the condition that a year has five digits.
+
+    Texts with such years are not in the order of the times among texts with years of four digits.
+    """
     return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
 def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return the condition that a year has fewer than four digits: some engines write it with zeros, others without."""
+    """Return the condition that a year has fewer than four digits.
+
+    Some engines write such a year with leading zeros, and others without.
+    """
     return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
 def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonReader) -> Condition | None:
-    """Return a condition that is true where a formatted time begins with `prefix`, which has at least a year."""
+    """Return a condition that is true where a formatted time begins with `prefix`, which contains at least a year."""
     time, match = parse_formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
     if time is None or match is None or not time.format.startswith(_ISO_DAY):
         return None
@@ -119,7 +128,7 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 
 
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of the first `n` code points, `substr(c, 1, n)`."""
+    """Read a comparison of the first `n` code points of a text, such as `substr(c, 1, n) = 'ab'`."""
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -147,7 +156,7 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
             return comparison if comparison is None or op == "=" else comparison.negation()
         case "<" | ">=" if left >= 0:
             return reader.column(op, node.this, literal)
-        case ">" if left >= 0:  # the prefix may be equal where the column is greater
+        case ">" if left >= 0:  # If the column is greater than the literal, the prefix may be equal to it.
             return reader.column(op, node.this, literal)
         case "<=" if left > 0:
             return reader.column(op, node.this, literal)
@@ -155,7 +164,7 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
 
 
 def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
-    """Read `lower(c) = text`, or another comparison of a text in one case."""
+    """Read a comparison of `lower(c)` or `upper(c)` with a text."""
     column = reader.column("=", node.this, Literal("text", text))
     if column is None:
         return None
@@ -174,7 +183,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
 def compare_list_in_case(
     node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
-    """Read `lower(c) IN (texts)`, which an index on the function can answer."""
+    """Read `lower(c) IN (texts)`. An index on the function can evaluate the result."""
     column = reader.column("=", node.this, Literal("text", ""))
     if column is None or any(one.kind != "text" for one in literals):
         return None
@@ -184,7 +193,10 @@ def compare_list_in_case(
 def compare_pattern_in_case(
     node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `lower(c) LIKE 'ab%'` as its text before the first wildcard, which an index on the function can answer."""
+    """Read `lower(c) LIKE 'ab%'` as a comparison with the text before the first wildcard.
+
+    An index on the function can evaluate the result.
+    """
     column = reader.column("=", node.this, Literal("text", ""))
     prefix, suffix = split_pattern(pattern, escape)
     if column is None or not (prefix or suffix == ""):
@@ -201,9 +213,9 @@ def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, li
 def like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
-    """Return the LIKE predicate; None if the server does not evaluate it.
+    """Return the LIKE predicate, or None if the server cannot evaluate it.
 
-    Without ESCAPE, a backslash is an escape in Spark, but not in Trino.
+    A backslash in a pattern without ESCAPE is not supported: it is an escape in Spark, but not in Trino.
     """
     if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
         return None
@@ -211,7 +223,7 @@ def like_predicate(
 
 
 def function_of(node: exp.Expr) -> str | None:
-    """Return the name of a function that is read as a term of a column."""
+    """Return the name of a function that an index can be on, or None for another function."""
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
@@ -219,14 +231,14 @@ def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
     """Return the texts that become `text` in lower case, or in upper case.
 
     Returns:
-        The texts and True; if there are too many, the beginnings of these texts and False. The list is empty if no
-        beginning is known.
+        The texts and True. If there are too many texts, the beginnings of the texts and False. The list is empty if no
+        text exists, or no beginning is known.
     """
     also = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]
     for position, letter in enumerate(text):
         if letter != (letter.lower() if lower else letter.upper()):
-            return [], True  # no text becomes it
+            return [], True  # No text becomes `text`.
         same = sorted({letter, letter.swapcase(), *also.get(letter, "")})
         if not letter.isascii() or len(spellings) * len(same) > _VARIANTS_MAX:
             return (spellings if position else []), False

@@ -1,4 +1,4 @@
-"""Periods of the calendar: their starts and ends."""
+"""Computes the starts and ends of calendar periods."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": 
 
 
 def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
-    """Return the start of the period of `moment`, and its end, which is not a part of it.
+    """Return the start and the end of the period that contains `moment`. The end is not in the period.
 
     Raises:
-        KeyError: For another unit.
-        OverflowError: If the end is beyond the range of dates.
-        ValueError: If the end is beyond the range of dates.
+        KeyError: The unit is unknown.
+        OverflowError: The end is outside the range of dates.
+        ValueError: The end is outside the range of dates.
     """
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit in _CLOCK:
@@ -22,7 +22,7 @@ def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
         return start, start + _CLOCK[unit]
     if unit == "DAY":
         return midnight, midnight + timedelta(days=1)
-    if unit == "WEEK":  # begins on Monday
+    if unit == "WEEK":  # A week begins on Monday.
         start = midnight - timedelta(days=midnight.weekday())
         return start, start + timedelta(days=7)
     months = _MONTHS[unit]
@@ -33,5 +33,5 @@ def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
 
 
 def truncate(day: date, unit: str) -> date:
-    """Return the first day of the period; the day itself for periods within a day."""
+    """Return the first day of the period that contains `day`, or `day` itself for a period shorter than a day."""
     return day if unit in _CLOCK else period_of(datetime(day.year, day.month, day.day), unit)[0].date()

@@ -1,14 +1,15 @@
-"""Views in a statement: the scans of the tables behind them, and plan views over the plans of these tables.
+"""Finds the tables behind the views of a statement, and creates plan views over the plans of these tables.
 
-A statement's condition on a view is read as the statement `SELECT * FROM (view text) WHERE …`. The catalog makes a view
-of that text with plan tables in it, and Trino runs it as it runs the original view: with its owner's rights and its
-declared columns. Nested views are handled in the same way, and their plan views are used in the plan view of the outer
-view.
+A statement's condition on a view is read as the statement `SELECT * FROM (view text) WHERE …`. The catalog creates a
+view with the same text, in which plan tables replace the tables. Trino runs the new view as it runs the original view:
+with the rights of its owner, and with its declared columns. Nested views are handled in the same way. The plan view of
+an outer view uses the plan views of its inner views.
 
-Conditions are pushed only to columns that are unchanged stored columns of a table and have exactly the type that the
-view declares: other columns are converted, and the converted values are compared. View definitions are cached; each
-statement checks that they are current, because their columns decide what the names in other texts refer to. A plan view
-belongs to one metadata file of its view and of each nested view. If the catalog refuses a view, it is unchanged.
+A condition is pushed only to a column of the view that is an unchanged stored column and has exactly the type that the
+view declares. Trino converts other columns, and compares the converted values. View definitions are cached. Each
+statement checks that the cached definitions are current, because their columns decide what the names in other texts
+refer to. A plan view belongs to one metadata file of its view and of each nested view. If the catalog refuses to create
+a plan view, the statement uses the original view.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scan
 from seamark.connector.plans.quotes import quote_name
 
 DEPTH_MAX = 8
-"""Levels of nested views. Trino creates no recursive view; another writer to the catalog may."""
+"""The maximum depth of nested views. Trino creates no recursive views, but another writer to the catalog might."""
 VIEWS_MAX = 32
-"""Views of one statement."""
+"""The maximum number of views in one statement."""
 BEFORE = "SELECT * FROM (\n"
-"""The text before a view's text in its plan view."""
+"""The text that a plan view has before the text of its view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _REFUSED_VIEW_RETRY_S = 60.0
-"""How long a name that is no supported view, or was refused, is not requested again."""
+"""The time for which a name is not requested again after it was refused, or was not a supported view."""
 ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
-"""The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
+"""Returns the catalog and table to which a name in a view's text refers, or None if no configured catalog has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedView:
-    """A view, and the tables that the names in its text refer to."""
+    """A view, with the tables to which the names in its text refer."""
 
     view: View
     named: Mapping[Names, tuple[str, Name]]
@@ -56,7 +57,7 @@ class ResolvedView:
 
 @dataclass(frozen=True, slots=True)
 class ViewDefinitions:
-    """The current definitions for one statement: views, and the columns of tables and views."""
+    """The current definitions for one statement: its views, and the columns of its tables and views."""
 
     views: Mapping[Name, ResolvedView]
     tables: Mapping[Name, KnownTable]
@@ -64,7 +65,7 @@ class ViewDefinitions:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedView:
-    """A reference to a view and its contents: `tables` and `views` are references in the view's text."""
+    """A reference to a view, with the references in the view's text: to tables (`tables`) and to views (`views`)."""
 
     planned: PlannedScan
     view: View
@@ -78,18 +79,15 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
 
 
 def predicate_of(planned: PlannedScan) -> str:
-    """Return the statement's condition on a view.
+    """Return the statement's condition on a view, or TRUE without a condition.
 
-    Without one, the view may still need only some rows of its tables.
+    A view without a condition may still need only some rows of its tables.
     """
     return planned.scan.predicate or "TRUE"
 
 
 class ViewPlanner:
-    """Loads the views of statements, and creates plan views for them.
-
-    It belongs to one event loop.
-    """
+    """Loads the views of statements, and creates plan views for them. A planner belongs to one event loop."""
 
     def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
         self._seamark = seamark
@@ -101,13 +99,18 @@ class ViewPlanner:
     # View definitions
 
     async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
-        """Load the views among `names`, which are no tables, and the views nested in them.
+        """Load the views among `names`, and the views nested in them.
+
+        Args:
+            names: Names that are not tables.
+            requests: Sends the requests to the catalog.
+            until_s: The deadline.
 
         Returns:
-            True if there was a new view.
+            True if a new view was loaded.
 
         Raises:
-            TimeoutError: After `until_s`.
+            TimeoutError: The deadline has passed.
         """
         learned = 0
         for _ in range(DEPTH_MAX):
@@ -128,10 +131,12 @@ class ViewPlanner:
         return learned > 0
 
     async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
-        """Return the cached views among `names` and in their texts. Each view follows the views in its text.
+        """Return the cached views among `names`, and the cached views nested in them.
+
+        Each view comes after the views in its text.
 
         Raises:
-            TimeoutError: After `until_s`.
+            TimeoutError: The deadline `until_s` has passed.
         """
         views: dict[Name, ResolvedView] = {}
         for name in names:
@@ -152,12 +157,12 @@ class ViewPlanner:
     async def definitions(
         self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
-        """Return the current state of `names` and of the names in the texts of `views`.
+        """Return the current definitions of `names`, and of the names in the texts of `views`.
 
-        A view that has changed, and a name that is no table, is added to `requests.missing`.
+        Views that have changed, and names that are not tables, are added to `requests.missing`.
 
         Raises:
-            TimeoutError: After `until_s`.
+            TimeoutError: The deadline `until_s` has passed.
         """
         tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
@@ -183,7 +188,7 @@ class ViewPlanner:
     async def _columns(
         self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
     ) -> KnownTable:
-        """Return the view's columns. Those to which no condition may be pushed have the type `COMPUTED`."""
+        """Return the columns of a view. A column to which no condition may be pushed has the type `COMPUTED`."""
         view, tables = opened.view, _select_tables(opened, known_tables)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
@@ -191,7 +196,7 @@ class ViewPlanner:
             for name, kind in view.columns.items()
         }
         versions = sorted((str(names), table.version) for names, table in tables.items())
-        # A hash, so the length does not grow with the depth of nesting.
+        # The version is a hash, so its length does not grow with the depth of nesting.
         return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
 
     # Tables behind views
@@ -199,10 +204,10 @@ class ViewPlanner:
     async def expand(
         self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
-        """Return the tables and views behind these scans of a statement, recursively, the outermost first.
+        """Return the tables and views behind these scans of a statement, recursively. Outer views come first.
 
         Raises:
-            TimeoutError: After `until_s`.
+            TimeoutError: The deadline `until_s` has passed.
         """
         expanded: list[ExpandedView] = []
         left = deque(views.items())
@@ -245,15 +250,15 @@ class ViewPlanner:
         requests: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-        """Create plan views for `reader`, of the views that have `plans` behind them.
+        """Create plan views, for `reader`, of the views with a table in `plans`.
 
         Returns:
-            The plan views, and the plans that stay valid: tables behind other views are read without plans, and a
-            statement reads a table at one snapshot.
+            The plan views, and the plans that stay valid. Some plans are dropped: a statement reads a table at one
+            snapshot, so a table must not be read with a plan in one place and without a plan behind another view.
         """
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
-        for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
+        for depth in reversed(range(DEPTH_MAX)):  # Inner views are created before the views that contain them.
             level = [expanded_view for expanded_view in expanded if len(expanded_view.planned.within) == depth]
             used |= {
                 expanded_view.planned: [
@@ -278,10 +283,10 @@ class ViewPlanner:
     async def _create_plan_view(
         self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
-        """Create a plan view over the `plans` of its tables and the plan views of its views.
+        """Create a plan view from the `plans` of the view's tables and from the plan views of its inner views.
 
         Raises:
-            Refused: If the catalog refuses the view.
+            Refused: The catalog refuses the view.
         """
         name = expanded.planned.table
         references = [
@@ -310,7 +315,7 @@ class ViewPlanner:
             )
         except Refused as error:
             self._known.discard(name)
-            if error.status != 404:  # with 404, the view has changed and is loaded again
+            if error.status != 404:  # 404 means that the view has changed, and is loaded again.
                 self._leave(name)
             raise
 
@@ -329,7 +334,10 @@ def _drop_incomplete(
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-    """Remove plan views until each has all that it `used`; what a removed view used is removed too."""
+    """Remove plan views until each remaining view has all the plans and plan views that it uses.
+
+    The plans and plan views that a removed view uses are removed too.
+    """
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
         gone = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
@@ -340,7 +348,7 @@ def _drop_incomplete(
 
 
 def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
-    """Return the known tables, by the names in the view's text."""
+    """Return the known tables, by the names under which the view's text refers to them."""
     return {names: tables[name] for names, (_, name) in opened.named.items() if name in tables}
 
 

@@ -1,12 +1,12 @@
-"""Casts Arrow data to the columns of a table, which are matched by name; missing columns get their defaults.
+"""Casts Arrow data to the columns of a table. Columns are matched by name, and missing columns get their defaults.
 
-No value is changed. If a cast would truncate, round or wrap a value, `Unwritable` is raised, with the
-column's name and the range of its values. `Unwritable` is also raised for a null in a required column and
-for an unknown column. A column that the data lacks has its write default, else null (Iceberg spec: "Default
-values").
+No value is changed. If a cast would truncate, round or wrap a value, `Unwritable` is raised, with the name of the
+column and the range of its values. `Unwritable` is also raised for a null in a required column and for an unknown
+column. If the data does not have a column, the column gets its write default, or null without a default (Iceberg spec:
+"Default values").
 
-The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files, and the
-column names that Iceberg's writers use in files. Columns of type unknown are null and not in files (spec:
+The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files. It has the column names
+that Iceberg's writers use in files. A column of type unknown is always null and is not written to files (spec:
 "Primitive Types").
 """
 
@@ -32,14 +32,15 @@ from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
-"""Types in files that differ from `to_row_type`: a column may have more than 2 GiB of text, and Parquet
-has a type for UUIDs.
+"""Types in files that differ from `to_row_type`.
+
+A column may have more than 2 GiB of text, and Parquet has a type for UUIDs.
 """
 _OFFSET_MAX = 2**31 - 1
 
 
 class Unwritable(Exception):
-    """The data cannot be written to the table; the message contains the column and the reason."""
+    """Raised if the data cannot be written to the table. The message contains the column and the reason."""
 
 
 # Types
@@ -55,10 +56,10 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def arrow_type(kind: Type, path: str = "") -> pa.DataType:
-    """Return the Arrow type in data files, with field ids on nested fields.
+    """Return the Arrow type that a column has in data files, with field ids on nested fields.
 
     Raises:
-        Unwritable: The type is unsupported; the message has `path`.
+        Unwritable: The type is unsupported. The message contains `path`.
     """
     if isinstance(kind, StructType):
         return pa.struct(_to_arrow_fields(kind.fields, f"{path}."))
@@ -115,9 +116,11 @@ def _escape(character: str) -> str:
 
 
 def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch to exactly the table's columns.
+    """Cast a batch of rows to exactly the columns of the table.
 
     Args:
+        batch: The rows.
+        schema: The schema of the table.
         arrow: The result of `arrow_schema(schema)`.
 
     Raises:
@@ -139,7 +142,12 @@ def _cast_fields(
     """Cast the columns of the data to these fields, by name.
 
     Args:
-        within: The rows in which the enclosing struct is not null: bool[rows]; None: all rows.
+        names: The names of the columns of the data.
+        arrays: The columns of the data.
+        fields: The fields of the table or of a struct.
+        rows: The number of rows.
+        within: The rows in which the enclosing struct is not null, as bool[rows], or None for all rows.
+        prefix: The path of the enclosing struct, for messages.
     """
     by_name = dict(zip(names, arrays, strict=True))
     if len(by_name) < len(names):
@@ -195,7 +203,7 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
     """Check that a required column has no null.
 
-    Nulls inside null structs are permitted; the validity of these values is removed.
+    Nulls inside null structs are permitted. The returned array has no validity for them.
 
     Raises:
         Unwritable: A required column has a null.
@@ -313,7 +321,7 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 
 
 def _format_range(array: pa.Array) -> str:
-    """Return the range of values for a message.
+    """Return the range of the values as text for a message.
 
     Temporal values are shown as integers, because Python cannot represent all of them.
     """
@@ -373,7 +381,7 @@ def _to_fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
         raise ValueError(f"they have {array.type.byte_width} bytes, not {target.byte_width}")
     lengths = pc.binary_length(array)
     if pc.all(pc.equal(lengths, target.byte_width)).as_py() is False:
-        raise ValueError(f"not all of them have {target.byte_width} bytes")
+        raise ValueError(f"not all values have {target.byte_width} bytes")
     return array if array.type == target else pa.array(array.to_pylist(), target)
 
 
@@ -399,9 +407,9 @@ _CASTS: dict[str, _Cast] = {
     "fixed": (_BYTES, _to_fixed),
     "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
 }
-"""The accepted source types and the cast for each type.
+"""The accepted source types for each type, and the function that casts from them.
 
-A cast raises ArrowInvalid or ValueError instead of changing a value.
+The function raises ArrowInvalid or ValueError if it would have to change a value.
 """
 
 
@@ -417,7 +425,7 @@ def _build_default_column(field: Field, rows: int, path: str) -> pa.Array:
 
 
 def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
-    """Return an array that repeats a default value, given as JSON, `rows` times.
+    """Return an array that repeats a default value `rows` times. The value is in JSON.
 
     Raises:
         Unwritable: The default is invalid.

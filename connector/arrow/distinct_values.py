@@ -1,8 +1,8 @@
 """Counts the distinct values of Arrow columns with theta sketches, which contain hashes of serialised values.
 
-The Iceberg spec defines the serialisation ("Binary single-value serialization"): numbers are little-endian,
-and decimals have the shortest two's complement form, big-endian. Spark and Trino hash the same bytes, so
-their sketches and these can be united.
+The Iceberg spec defines the serialisation ("Binary single-value serialization"): numbers are little-endian, and
+decimals have the shortest two's complement form, big-endian. Spark and Trino hash the same bytes, so their sketches can
+be united with the sketches of this module.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
-    """Add the values of a column to a sketch; nulls are left out.
+    """Add the values of a column to a sketch, without nulls.
 
     Args:
+        builder: The sketch.
         column: An array of the Arrow type in which readers return a column of the Iceberg type.
+        kind: The Iceberg type.
     """
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     if values.null_count:
@@ -46,7 +48,8 @@ def _hash_values(values: pa.Array, kind: str) -> Hashes:
     if name == "boolean":
         return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
     if name == "decimal":
-        values = pc.unique(values)  # This is cheaper than to compute the shortest form of each value.
+        # Hashing distinct values only is cheaper than computing the shortest form of each value.
+        values = pc.unique(values)
         return hash_bytes(*_shorten(_read_fixed_bytes(values, _BYTES_PER_DECIMAL).reshape(-1, _BYTES_PER_DECIMAL)))
     if pa.types.is_fixed_size_binary(values.type):
         width = values.type.byte_width

@@ -1,10 +1,9 @@
 """Evaluates bound expressions on Arrow columns.
 
-Null has the semantics of Iceberg expressions: comparisons do not match null, but `not-eq`, `not-in`,
-`not-starts-with` and `not-nan` match it. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers
-compare as in Spark and DuckDB: 0.0 equals -0.0, and NaN is larger than every number. UUIDs compare as
-unsigned bytes, which is the order of their text. Results are exact. If a predicate cannot be evaluated
-exactly, ValueError is raised.
+Null has the semantics of Iceberg expressions: comparisons do not match null, but `not-eq`, `not-in`, `not-starts-with`
+and `not-nan` match it. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers are compared as in Spark and
+DuckDB: 0.0 equals -0.0, and NaN is larger than every number. UUIDs are compared as unsigned bytes, which is the order
+of their text. Results are exact. If a predicate cannot be evaluated exactly, ValueError is raised.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ _NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
 
 
 def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-    """Return the rows for which the expression is true: bool[rows].
+    """Return the rows for which the expression is true, as bool[rows].
 
     Args:
-        columns: The columns by id, with the types of `to_row_type`. A column inside a struct is null where the
-            struct is null.
+        expression: The expression.
+        columns: The columns by id, with the types of `to_row_type`. A column inside a struct is null where the struct
+            is null.
+        rows: The number of rows.
 
     Raises:
         ValueError: A predicate cannot be evaluated exactly.
@@ -63,7 +64,7 @@ def check_filter(expression: Expression) -> None:
     """Check that `evaluate_filter` can evaluate the expression.
 
     Raises:
-        ValueError: It cannot evaluate a predicate; the message has the column's name.
+        ValueError: A predicate cannot be evaluated. The message contains the name of the column.
     """
     match expression:
         case And(children) | Or(children):

@@ -1,8 +1,8 @@
 """Partitions rows: applies the transforms of a spec to Arrow columns, and groups rows by partition.
 
-The results equal those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers.
-Vectorised code transforms numbers and strings. For wide decimals and buckets of decimals, the functions of
-that module are called once for each distinct value. Values have the form of literals in expressions.
+The results are equal to those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
+strings are transformed by vectorised code. For wide decimals and buckets of decimals, the functions of that module are
+called once for each distinct value. Partition values have the form of literals in expressions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from seamark.formats.index.keys.keys import Keys, has_codes, mask_of
 from seamark.formats.runtime.errors import BadRequest
 
 Partition = tuple[Any, ...]
-"""A value for each field of the spec; None for null."""
+"""A value for each field of the spec. None stands for null."""
 
 _BIAS = np.uint64(1 << 63)
 _CODES_MAX = 2**62
@@ -52,11 +52,11 @@ _EXACTLY = Context(prec=100)
 
 
 class Values(NamedTuple):
-    """A dictionary-encoded column: the value of row r is `values[codes[r]]`.
+    """A dictionary-encoded column. The value of row r is `values[codes[r]]`.
 
     Attributes:
         codes: int64[rows].
-        values: The distinct values; None for null.
+        values: The distinct values. None stands for null.
     """
 
     codes: Longs
@@ -68,7 +68,8 @@ class PartitionTerm:
     """A transform of a column.
 
     Attributes:
-        positions: The positions of the fields on the path to the column through the structs of a batch.
+        positions: The position of the column in a batch. For a column inside structs, the positions of all fields on
+            the path.
     """
 
     transform: str
@@ -85,10 +86,16 @@ class PartitionTerm:
 
 
 def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
-    """Return a term for a column of the table's schema; it applies to batches of `casting.conform`.
+    """Return a term for a column of the table's schema. It can be applied to batches of `casting.conform`.
+
+    Args:
+        transform: The transform.
+        sources: The ids of the source columns. Only one is supported.
+        schema: The schema of the table.
+        subject: The beginning of error messages.
 
     Raises:
-        Unwritable: The transform or the column is unsupported; the message has `subject`.
+        Unwritable: The transform or the column is unsupported.
     """
     column = schema.column(sources[0]) if len(sources) == 1 else None
     if transform == VOID:
@@ -103,7 +110,7 @@ def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str
 
 
 def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
-    """Return the positions of the fields on the path to a column, in batches of the table's Arrow schema."""
+    """Return the positions of the fields on the path to a column, in batches with the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
         path.insert(0, parent)
@@ -117,7 +124,7 @@ def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """Return the column at these positions; it is null where an enclosing struct is null.
+    """Return the column at these positions. It is null where an enclosing struct is null.
 
     For an empty path, the column has only nulls.
     """
@@ -141,7 +148,7 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the positions of its rows, ascending, or None for all rows."""
+        """Return the partitions of a batch, each with the ascending positions of its rows. None stands for all rows."""
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
@@ -165,7 +172,7 @@ class Partitioner:
 
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
-    """Return a code for each row, which is distinct for each combination of values: int64[rows]."""
+    """Return a code for each row, as int64[rows]. Each combination of values has its own code."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if count * len(column.values) > _CODES_MAX:
@@ -176,10 +183,10 @@ def _combine_codes(columns: Sequence[Values]) -> Longs:
 
 
 def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """Apply a transform to a column of the table's type.
+    """Apply a transform to a column of a table.
 
     Raises:
-        ValueError: The column has values of another type.
+        ValueError: The values of the column have another type.
     """
     name = name_of(transform)
     if name == VOID or pa.types.is_null(column.type):
@@ -212,10 +219,15 @@ def _to_numbers(keys: Keys) -> Longs:
 
 
 def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
-    """Encode numbers, int64[rows]; the numbers of null keys are ignored."""
+    """Encode the result of a transform as a dictionary.
+
+    Args:
+        numbers: The results of the transform, as int64[rows]. Where a key is null, the number is ignored.
+        keys: The keys of the column.
+    """
     valid = keys.valid
     if valid is None:
-        # If all rows belong to one partition, which is true for most files, no sort is needed.
+        # If all rows belong to one partition, as in most files, no sort is needed.
         if len(numbers) and numbers.min() == numbers.max():
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
@@ -245,7 +257,7 @@ def _decode_double(code: int) -> float:
 
 
 def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
-    """Apply a function to each distinct value; equal results are merged."""
+    """Apply a function to each distinct value. Equal results are merged."""
     ordinals: dict[Any, int] = {}
     mapped = [ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values]
     return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))

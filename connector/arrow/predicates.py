@@ -1,4 +1,4 @@
-"""Parses and binds the predicates of callers, and refuses predicates that cannot be represented exactly."""
+"""Parses and binds predicates of callers, and refuses predicates that cannot be represented exactly."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ else:
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:
-    """Bind SQL text or Iceberg expression JSON to a schema.
+    """Bind a predicate, as SQL text or as Iceberg expression JSON, to a schema.
 
-    A wider expression would select other rows, so the expression must be exact.
+    The expression must represent the predicate exactly, because a wider expression would select other rows.
 
     Raises:
         BadRequest: The predicate is invalid, or no expression represents the SQL exactly.

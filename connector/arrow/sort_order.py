@@ -1,8 +1,7 @@
-"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"), including nulls and NaN, which Arrow sorts
-differently.
+"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"). Arrow sorts nulls and NaN differently.
 
-Floats have the order of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes
-compare as unsigned bytes. Nulls are first or last, as the sort order specifies. The sort is stable.
+Floats have the order of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes are
+compared as unsigned bytes. Nulls are first or last, as the sort order specifies. The sort is stable.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field, the most significant first: uint64[rows] each."""
+    """Return the sort keys of a field as arrays uint64[rows]. The most significant key is first."""
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -72,8 +71,9 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return the ranks of the values, uint64[rows], and the rows that are not null, bool[rows], or None for
-    all rows.
+    """Return the rank of each value, as uint64[rows], and the rows that are not null.
+
+    The rows are bool[rows], or None if no row is null.
     """
     column = column_at(rows, term.positions)
     if term.transform != IDENTITY:

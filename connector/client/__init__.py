@@ -1,1 +1,1 @@
-"""The client of the server: requests, their answers and errors, and access to the storage of tables."""
+"""The client of the server: requests, responses and errors, and access to the storage of tables."""

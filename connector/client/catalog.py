@@ -31,7 +31,7 @@ def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping
     """Create a namespace.
 
     Raises:
-        Refused: The namespace exists; the status is 409.
+        Refused: The namespace exists already. The status is 409.
         NotFound: The parent namespace does not exist.
     """
     body = {"namespace": list(_levels(namespace)), "properties": dict(properties)}
@@ -43,7 +43,7 @@ def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
 
     Raises:
         NotFound: The namespace does not exist.
-        Refused: The namespace is not empty; the status is 409.
+        Refused: The namespace is not empty. The status is 409.
     """
     _send(client, "DELETE", namespace_route(client, namespace))
 
@@ -65,7 +65,7 @@ def create_table(
     Raises:
         BadRequest: An argument is invalid.
         NotFound: The namespace does not exist.
-        Refused: The table exists; the status is 409.
+        Refused: The table exists already. The status is 409.
     """
     levels = split_table(table)
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
@@ -78,7 +78,7 @@ def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> No
     """Drop a table.
 
     Args:
-        purge: Whether its files are deleted after the retention.
+        purge: Whether the server deletes the table's files after the retention time.
 
     Raises:
         NotFound: The table does not exist.
@@ -91,7 +91,7 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
 
     Raises:
         NotFound: The table does not exist.
-        Refused: The new name is taken; the status is 409.
+        Refused: The new name is taken. The status is 409.
     """
     body = {"source": _identifier(table), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/tables/rename", body)
@@ -122,7 +122,7 @@ def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
 
     Raises:
         NotFound: The view does not exist.
-        Refused: The new name is taken; the status is 409.
+        Refused: The new name is taken. The status is 409.
     """
     body = {"source": _identifier(view), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/views/rename", body)
@@ -161,10 +161,10 @@ def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) 
 
 
 def release_retained(client: SeamarkClient, entry_id: str) -> None:
-    """Release the location of an entry, so that other tables or views can use it; its files stay.
+    """Release the location of a dropped entry, so that other tables or views can use it. The files stay.
 
     Raises:
-        NotFound: There is no such entry.
+        NotFound: There is no dropped entry with this id.
         BadRequest: The entry can be restored.
     """
     _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}?release=true")
@@ -174,8 +174,8 @@ def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
     """Delete the files to which the metadata of a dropped table refers.
 
     Raises:
-        NotFound: There is no such entry.
-        BadRequest: The properties of the table forbid it.
+        NotFound: There is no dropped entry with this id.
+        BadRequest: The properties of the table forbid the deletion.
     """
     _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}")
 
@@ -184,8 +184,8 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
     """Restore a dropped table or view, and return the restored entry.
 
     Raises:
-        NotFound: There is no such entry.
-        Refused: The name is taken; the status is 409.
+        NotFound: There is no dropped entry with this id.
+        Refused: The name is taken. The status is 409.
     """
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
@@ -194,9 +194,9 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
 
 
 def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
-    """Return the replicas with live leases.
+    """Return the replicas that hold a lease.
 
-    docs/reference/openapi.json defines their form (listReplicas).
+    docs/reference/openapi.json defines the form of the result (listReplicas).
     """
     replicas: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
     return replicas
@@ -210,7 +210,7 @@ def _send(
     *,
     query: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Send a request only once, because a repeated request would be refused after the first has succeeded."""
+    """Send a request only once. The server would refuse the repeat of a request that has succeeded."""
     sent = None if body is None else json.dumps(body).encode()
     return client._request(method, path, query or {}, sent, repeatable=False)
 

@@ -1,11 +1,11 @@
-"""A synchronous client of Seamark's own API for metadata of a table's files, scan plans, and lookups.
+"""A synchronous client of Seamark's own API for the metadata of a table's files, scan plans, and lookups.
 
-Invariant: every call can be repeated, because it is a read or is idempotent (`indexes.py`). The client
-repeats a call a limited number of times if the server is busy (503, after the seconds in `Retry-After`) or
-a connection fails. A listing reads one snapshot from its first page to its last.
+Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client repeats a call
+    a
+limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if a connection fails. A
+listing reads one snapshot from its first page to its last page.
 
-A client can be pickled, and can be used by threads and forked processes: each process opens its own
-connections.
+A client can be pickled, and can be used by threads and forked processes. Each process opens its own connections.
 """
 
 from __future__ import annotations
@@ -52,13 +52,11 @@ T = TypeVar("T")
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
-"""The timeout of an expiration: the server needs minutes to read the manifests of all snapshots of a large
-table.
-"""
+"""The timeout of an expiration. The server needs minutes to read the manifests of all snapshots of a large table."""
 _NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
 _REPORTED_WAIT_S = 5.0
-"""The minimum wait before a repeat for which the client logs the reason."""
+"""The minimum wait for which the client logs why it repeats a request."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,12 +74,12 @@ class SeamarkClient:
         token: A bearer token.
         timeout_s: The maximum time of each wait for the server.
         retries: The maximum number of times that one request is repeated.
-        fence: The fencing number in commits of a job of the table services.
-        certificates: The certificates of the server (PEM), for processes that the server starts. The name of
-            the server is then not checked.
+        fence: The fencing number that the client sends with commits of a job of the table services.
+        certificates: The certificates of the server (PEM), for processes that the server starts. The name of the server
+            is then not checked.
 
-    The environment variable SEAMARK_CA names a file with the authorities of the server's certificate, if the
-    system does not know them.
+    The environment variable SEAMARK_CA names a file with the authorities of the server's certificate, if the system
+    does not know them.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class SeamarkClient:
         check_url(url)
         self.url = url.rstrip("/")
         self._shown = hide_credentials(self.url)
-        self.token = token or None  # A shell replaces an unset variable by an empty text.
+        self.token = token or None  # A shell replaces an unset variable by an empty string.
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence
@@ -116,7 +114,7 @@ class SeamarkClient:
         return self.token is not None
 
     def close(self) -> None:
-        """Close idle connections; the client may be used again."""
+        """Close idle connections. The client can still be used."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool[1].clear()
@@ -125,7 +123,7 @@ class SeamarkClient:
         """Send a request that changes nothing.
 
         Raises:
-            ClientError: The server does not answer, or refuses the login.
+            ClientError: The server does not respond, or refuses the login.
         """
         self._json("GET", "/v1/config")
 
@@ -165,8 +163,8 @@ class SeamarkClient:
         """Return the statistics of one column for each file: counts, and bounds as values of the column's type.
 
         Args:
-            fields: The fields to return, such as `("file", "lower-bound")`; the paths of the files take most of the
-                bytes.
+            fields: The fields to return, such as `("file", "lower-bound")`. The paths of the files take most of the
+                bytes, so leave out `file` if possible.
         """
         return join_pages(self.iter_stats(table, column, partition, fields=fields, at=at))
 
@@ -204,7 +202,11 @@ class SeamarkClient:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[TimelineInstant]:
-        """Yield the instants of a table or of the whole catalog up to now, at most `limit` instants."""
+        """Yield the instants of a table or of the whole catalog up to now.
+
+        Args:
+            limit: The maximum number of instants.
+        """
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
@@ -233,7 +235,7 @@ class SeamarkClient:
             yield (*identifier["namespace"], identifier["name"])
 
     def load_table(self, table: Name, *, history: bool = False) -> EngineTable:
-        """Return a table, and the settings and keys for access to its files.
+        """Return a table, with the settings and keys for access to its files.
 
         Args:
             history: Whether to return all snapshots of the table.
@@ -248,7 +250,7 @@ class SeamarkClient:
             loaded = from_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(loaded.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not a table: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
         storage = dict(loaded.config)
         for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
@@ -275,10 +277,10 @@ class SeamarkClient:
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Plan a scan with the route of Iceberg's REST specification, and yield the pages of the plan.
 
-        A page has `file-scan-tasks`, and the `delete-files` to which they refer.
+        Each page has `file-scan-tasks`, and the `delete-files` to which the tasks refer.
 
         Args:
-            body: The PlanTableScanRequest of the specification.
+            body: A PlanTableScanRequest of the specification.
 
         Raises:
             BadRequest: The body is invalid.
@@ -286,7 +288,7 @@ class SeamarkClient:
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
-        # The server answers this request when it can, or after a time limit.
+        # The server responds as soon as it can, or after a time limit.
         while answer["status"] == "submitted":
             answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
@@ -339,7 +341,7 @@ class SeamarkClient:
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
-        """Create a plan table, which has the files that a plan for a predicate keeps.
+        """Create a plan table: a read-only table with the files that the plan for a predicate keeps.
 
         The name of the plan table is valid for at least half of `lease_s`.
 
@@ -347,9 +349,9 @@ class SeamarkClient:
             predicate: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
             at: The id of a snapshot, or a branch or tag.
-            kept_max: The maximum fraction of files that the plan keeps; if it keeps more, no plan table is created.
-            joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table
-                and the other table), and optionally predicate, snapshot-id and nested joins.
+            kept_max: The maximum fraction of files that the plan may keep. If it keeps more, no plan table is created.
+            joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table and
+                of the other table), and optionally predicate, snapshot-id and nested joins.
 
         Raises:
             BadRequest: The predicate is invalid.
@@ -364,9 +366,9 @@ class SeamarkClient:
         return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
-        """Return counts and sizes of the current snapshot, and its `problems`.
+        """Return counts and sizes of the current snapshot, and the `problems` of the table.
 
-        docs/reference/openapi.json defines the form of the answer (loadTableHealth).
+        docs/reference/openapi.json defines the form of the result (loadTableHealth).
 
         Raises:
             NotFound: The table does not exist.
@@ -381,14 +383,14 @@ class SeamarkClient:
         retain_last: int | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Remove expired snapshots, and the files that no other snapshot needs.
+        """Remove expired snapshots, and delete the files that no other snapshot needs.
 
-        Repeat the request until `snapshots-left` of the answer is 0. Arguments that are None default to the properties
-        of the table.
+        Repeat the call until `snapshots-left` in the result is 0. Arguments that are None default to the properties of
+        the table.
 
         Raises:
             BadRequest: The table's properties forbid the deletion of files.
-            Conflict: Other commits were faster in all attempts.
+            Conflict: Other commits were faster in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
@@ -398,7 +400,7 @@ class SeamarkClient:
     ) -> dict[str, Any]:
         """Remove files to which no snapshot refers and that were last modified before `older_than_ms`.
 
-        Repeat the request while `files-left` of the answer is true.
+        Repeat the call while `files-left` in the result is true.
 
         Raises:
             BadRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
@@ -411,10 +413,12 @@ class SeamarkClient:
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
     ) -> Lookup:
-        """Return the rows that have these keys, at most a million, from a record index.
+        """Return the rows that have these keys, according to a record index. At most a million rows are returned.
 
         Args:
-            index: The name of the index; by default, an index on the columns of the keys.
+            keys: The keys.
+            index: The name of the index. The default is an index on the columns of the keys.
+            partitions: Whether to return the partition of each row.
 
         Raises:
             BadRequest: The keys have other columns or types than the index.
@@ -427,7 +431,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not a lookup: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not a lookup: {error}") from None
 
     def bitmap(
         self,
@@ -440,13 +444,13 @@ class SeamarkClient:
         schema_id: int | None = None,
         at: At = CURRENT,
     ) -> Iterator[FileRows]:
-        """Yield the files that may contain matching rows, and these rows, according to bitmap indexes.
+        """Yield the files that may contain matching rows, with these rows, according to bitmap indexes.
 
         Args:
-            meaning: The semantics of the predicate, `sql` or `iceberg`; by default, `sql` for `where` and `iceberg`
+            meaning: The semantics of the predicate, `sql` or `iceberg`. The default is `sql` for `where` and `iceberg`
                 for `filter`.
             deletes: Whether to leave out deleted rows.
-            schema_id: The schema of the column names; by default, the current schema.
+            schema_id: The schema to which the column names refer. The default is the current schema.
 
         Raises:
             BadRequest: The predicate is invalid.
@@ -468,13 +472,13 @@ class SeamarkClient:
         try:
             return from_values(values, kind)
         except msgspec.ValidationError as error:
-            raise ServerFailed(f"{self._shown} sent an answer of an unexpected form: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response of an unexpected form: {error}") from None
 
     def _table(self, body: bytes) -> pa.Table:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not an Arrow stream: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not an Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -502,7 +506,7 @@ class SeamarkClient:
         """Yield the pages of a listing.
 
         Args:
-            token: The query parameter that requests the next page.
+            token: The name of the query parameter that requests the next page.
         """
         asked = dict(query)
         while True:
@@ -527,7 +531,7 @@ class SeamarkClient:
             parsed: dict[str, Any] = json.loads(raw)
             return parsed
         except ValueError as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not JSON: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not JSON: {error}") from None
 
     def _request(
         self,
@@ -541,11 +545,11 @@ class SeamarkClient:
         repeatable: bool = True,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Send a request, and return the body of the answer.
+        """Send a request, and return the body of the response.
 
         Args:
-            repeatable: Whether the request can be repeated in all cases. If False, it is repeated only if the
-                server did not process it: the connection was refused, or the server was busy.
+            repeatable: Whether the request can be repeated in all cases. If not, it is repeated only if the server has
+                certainly not processed it: the connection was refused, or the server was busy.
             timeout_s: A timeout that replaces the client's timeout.
         """
         content = {} if body is None else {"Content-Type": "application/json"}
@@ -579,7 +583,7 @@ class SeamarkClient:
     def _connections(self) -> urllib3.PoolManager:
         """Return the connections of this process.
 
-        A parent process and its child must not share a connection, because their answers would be mixed up.
+        A process and its forked child must not share a connection, because their responses would be mixed up.
         """
         pool = self._pool
         if pool is None or pool[0] != os.getpid():

@@ -1,9 +1,9 @@
-"""Commits changes, and repeats a commit after a lost answer.
+"""Commits changes, and repeats a commit if its response is lost.
 
-A change with a producer can be sent any number of times: the server commits each sequence number once, and
-returns the first answer to a repeat. So the client repeats the change after a lost answer, an error of a
-gateway, and `CommitStateUnknownException`. Without a producer these errors are raised, because the change
-may or may not be in the table.
+A change with a producer can be sent any number of times. The server commits each sequence number once, and returns the
+first response to a repeat. Therefore the client repeats the change after a lost response, an error of a gateway, and
+`CommitStateUnknownException`. Without a producer, the client raises these errors, because the change may or may not be
+in the table.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def producer_json(producer: Producer | None) -> dict[str, Any] | None:
 
 
 class CommitClient:
-    """Commits with the connections and the login of a client; picklable."""
+    """Commits changes with the connections and the login of a client. Instances can be pickled."""
 
     def __init__(self, client: SeamarkClient) -> None:
         self.client = client
 
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
-        """Commit a change, and return the answer.
+        """Commit a change, and return the server's response.
 
-        docs/reference/openapi.json defines the forms of both (commitChange). After Unreachable and ServerFailed,
-        the outcome is unknown, so keep the files of the change.
+        docs/reference/openapi.json defines the forms of the body and of the response (commitChange). After Unreachable
+        and ServerFailed, the outcome is unknown, so keep the files of the change.
 
         Raises:
-            Conflict: The change conflicts with a concurrent commit; nothing was changed.
+            Conflict: The change conflicts with a concurrent commit. Nothing was changed.
         """
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
@@ -66,7 +66,7 @@ class CommitClient:
             if number:
                 back_off(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
-                # `_request` itself repeats after a refused connection and if the server is busy.
+                # `_request` itself repeats requests after a refused connection, and if the server is busy.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
             except Refused as error:
                 error.left_open = left_open  # An earlier attempt may still be committed.
@@ -85,18 +85,18 @@ class CommitClient:
 def back_off(number: int, *, first_s: float, max_s: float) -> None:
     """Sleep before the next attempt.
 
-    The sleep takes `first_s`, doubled `number` times, at most `max_s`. A random part of up to a half is
-    subtracted, so that writers do not repeat at the same time.
+    The sleep takes `first_s`, doubled `number` times, but at most `max_s`. A random part, up to a half, is subtracted,
+    so that writers do not repeat at the same time.
     """
     wait_s = min(max_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
 def _may_succeed_on_repeat(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Return whether a repeat can have another outcome.
+    """Return whether a repeat may have another outcome.
 
-    A bug of the server has the same outcome each time. After a 503 of the server itself, nothing was committed,
-    and the client has already repeated the request.
+    A bug of the server has the same outcome each time. After a 503 of the server itself, nothing was committed, and the
+    client has already repeated the request.
     """
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"

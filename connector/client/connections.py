@@ -1,6 +1,6 @@
 """Opens a client's connections to a server, and decides when the client repeats a request.
 
-A request is repeated after a failed connection and after some answers.
+A request may be repeated after a failed connection and after some responses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
     """Return a pool of connections.
 
     Args:
-        certificates: The server has to present one of these certificates (PEM). If empty, any certificate of a
+        certificates: The certificates (PEM) of which the server has to present one. If empty, any certificate of a
             trusted authority is accepted.
     """
     tls: dict[str, Any] = {"ssl_context": build_client_context()}
@@ -32,7 +32,7 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
 
 
 def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Return the rules for repeats after failed connections; `wait_s_of` decides about repeats after answers."""
+    """Return the rules for repeats after failed connections. `wait_s_of` decides about repeats after responses."""
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,
@@ -48,10 +48,10 @@ def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
 
 
 def wait_s_of(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
-    """Return the wait before the request is repeated, or None if it is not repeated after this answer.
+    """Return the wait before a request is repeated, or None if it is not repeated after this response.
 
-    A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this
-    header comes from a proxy, which may have sent the request on.
+    A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this header
+    comes from a proxy, which may already have forwarded the request.
     """
     if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
         return float(min(int(retry_after[:9]), _RETRY_AFTER_MAX_S))

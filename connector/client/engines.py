@@ -1,7 +1,7 @@
-"""Generates the configuration of engines for a server, as values and as text that can be used without changes.
+"""Generates the configuration of engines for a server, as values, and as text that can be used unchanged.
 
-Tests, the demo and the docs use the same values, so users copy what was tested. With authentication, the
-texts take the bearer token from the environment variable `SEAMARK_TOKEN`, so that no file contains it.
+Tests, the demo and the docs use the same values, so users copy settings that were tested. With authentication, the
+texts take the bearer token from the environment variable `SEAMARK_TOKEN`, so no file contains the token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ By default, spark-sql creates a Hive metastore in the current folder, and a seco
 """
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 TRUST_STORE = "seamark-trust.jks"
-"""Java's authorities and that of the server, in the folder in which the engine is started."""
+"""A trust store with Java's authorities and the authority of the server.
+
+It is in the folder in which the engine is started.
+"""
 
 
 def catalog_conf(
@@ -28,8 +31,9 @@ def catalog_conf(
 ) -> dict[str, str]:
     """Return the Spark settings that make `name` a catalog served at `uri` (http://host:port).
 
-    Spark's table cache is off, so that the next query sees every commit. For an unchanged table,
-    Seamark answers with the status 304. Residuals may be short, because Spark filters rows again after Iceberg.
+    Spark's table cache is off, so the next query sees every commit. For an unchanged table, Seamark responds with
+    status 304. Seamark may send residuals that are weaker than the filter, because Spark filters rows again after
+    Iceberg.
 
     Args:
         token: A bearer token.
@@ -61,7 +65,7 @@ def connection_text(
 
 
 def _add_authority(engine: str, text: str, authority: str) -> str:
-    """Return the configuration with additional settings with which the engine trusts the authority."""
+    """Return the configuration, extended by settings with which the engine trusts the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
         return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"
@@ -89,7 +93,7 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
 def _spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
     conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=token)}
-    # The text has double quotes, so that the shell inserts the token.
+    # The text is in double quotes, so the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
         for key, value in conf.items()
@@ -123,14 +127,14 @@ def _pyiceberg(name: str, uri: str, has_token: bool) -> str:
 
 
 def _trino(name: str, uri: str, has_token: bool) -> str:
-    """Return the configuration of Trino for tables on local files; Trino must run on the server's machine."""
+    """Return the configuration of Trino for tables in local files. Trino must run on the server's machine."""
     return _properties(
         name, trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
     )
 
 
 def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
-    """Return the configuration of Trino for tables in S3; Trino reads and writes S3 with its own keys."""
+    """Return the configuration of Trino for tables in S3. Trino reads and writes S3 with its own keys."""
     return _properties(
         name,
         trino_properties(uri, has_token)
@@ -167,7 +171,7 @@ def _properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _duckdb(name: str, uri: str, has_token: bool) -> str:
-    """Return the configuration for DuckDB's shell; other DuckDB clients have no `getenv`.
+    """Return the configuration for DuckDB's shell. Other DuckDB clients have no `getenv`.
 
     INSTALL downloads the extension once.
     """
@@ -187,5 +191,8 @@ _CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {
     "trino": _trino,
     "duckdb": _duckdb,
 }
-"""What `seamark connect` prints for an engine, from the name of the catalog, its URI, and whether there is a token."""
+"""For each engine, a function that returns the output of `seamark connect`.
+
+Its arguments are the name of the catalog, the URI, and whether there is a token.
+"""
 ENGINES = tuple(_CONFIGURATIONS)

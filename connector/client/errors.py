@@ -25,7 +25,7 @@ class ClientError(Exception):
 
     Attributes:
         kind: The server's name for the error, such as `NoSuchTableException`.
-        status: The HTTP status; 0 if there was no answer.
+        status: The HTTP status, or 0 if there was no response.
     """
 
     def __init__(self, message: str, *, status: int = 0, kind: str = "", request_id: str = "") -> None:
@@ -98,7 +98,10 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
-    """Return the error of an unsuccessful answer, which has Iceberg's form or the form of a proxy."""
+    """Return the error for an unsuccessful response.
+
+    The body has the form of Iceberg's errors, or comes from a proxy.
+    """
     error_class = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
@@ -114,9 +117,9 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
 
 
 def cause_text(error: Exception, url: str = "") -> str:
-    """Return the innermost cause of an error in words.
+    """Return the innermost cause of an error as text.
 
-    urllib3 wraps the cause in texts about its objects.
+    urllib3 wraps the cause in texts about its own objects.
 
     Args:
         url: The URL of the server.
@@ -124,7 +127,7 @@ def cause_text(error: Exception, url: str = "") -> str:
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
-        # A ProtocolError of urllib3 has the cause as its last argument.
+        # The last argument of a ProtocolError of urllib3 is its cause.
         if cause.args and isinstance(cause.args[-1], OSError):
             inner = cause.args[-1]
         if not isinstance(inner, Exception):

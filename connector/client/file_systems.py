@@ -1,8 +1,8 @@
-"""Opens the objects of storages, other than local files, for readers, writers and jobs.
+"""Opens the objects of storages other than local files, for readers, writers and jobs.
 
-Each storage has one class here and an entry of `CLIENT_STORAGES`. Its schemes and the form of its locations
-are defined in `formats/storage/storages.py`. `connector/client/storage.py` opens local files, without
-following symbolic links.
+Each storage has a class in this module and an entry in `CLIENT_STORAGES`. `formats/storage/storages.py` defines its
+schemes and the form of its locations. `connector/client/storage.py` opens local files, without following symbolic
+links.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.formats.storage.storages import rules_of
 class ClientStorage(ABC):
     @abstractmethod
     def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        """Return the file system of the objects; a path on it is `bucket/key`.
+        """Return the file system of the objects. A path on it is `bucket/key`.
 
         Args:
             properties: The address and the keys of a table in the form of a LoadTableResult.
@@ -29,7 +29,7 @@ class ClientStorage(ABC):
         """
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a process without its own keys can read the objects with these properties."""
+        """Return whether the properties contain keys, so that a process without its own keys can read the objects."""
         return True
 
     def urls(self, properties: Mapping[str, str]) -> list[str]:
@@ -42,7 +42,7 @@ class ClientStorage(ABC):
 
 
 class S3Client(ClientStorage):
-    """S3 with pyarrow; the keys come from the catalog, or are lent keys or keys of AWS's chain."""
+    """S3 with pyarrow. The keys come from the catalog, from `lent_keys`, or from AWS's chain."""
 
     def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
@@ -76,12 +76,12 @@ CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client()}
 
 
 def client_storage(location: str) -> ClientStorage | None:
-    """Return the storage of a location; return None for a local file and for an unknown scheme."""
+    """Return the storage of a location, or None for a local file and for an unknown scheme."""
     rules = rules_of(location.partition(":")[0])
     return None if rules is None else CLIENT_STORAGES.get(rules.scheme)
 
 
 def list_schemes() -> list[str]:
-    """Return the schemes and aliases of all these storages."""
+    """Return the schemes of all these storages, and their aliases."""
     rules = [rules_of(scheme) for scheme in CLIENT_STORAGES]
     return [scheme for one in rules if one is not None for scheme in one.schemes]

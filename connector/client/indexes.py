@@ -1,8 +1,7 @@
 """Requests that define, list, pause and drop indexes, and the requests of an index builder.
 
-Each request can be repeated: to define an index, to register index files and to finish a build are
-idempotent. If a build is started twice, no builder continues the second build, and the server rolls it
-back.
+Each request can be repeated. Defining an index, registering index files and finishing a build are idempotent. If the
+start of a build is repeated, no builder continues the second build, and the server rolls it back.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from seamark.connector.client.values import omit_none
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The state of a table's index; if it has a `problem`, only the name is known."""
+    """The state of a table's index. If it has a `problem`, only its name is known."""
 
     name: str
     kind: str | None
@@ -30,24 +29,27 @@ class Index:
     definition: str
     """The definition in its short form, such as `bloom(user_id, fpp=0.01)`."""
     files: int
-    """The number of data files of the current snapshot that the index covers, of `files_total`."""
+    """The number of data files of the current snapshot that the index covers.
+
+    `files_total` is the number of all data files.
+    """
     files_total: int
     lag_files: int
     """The number of data files of the current snapshot that are not indexed yet."""
     lag_files_of_refs: int
-    """The number of data files that only other branches and tags contain and that are not indexed yet."""
+    """The number of data files that are only in other branches and tags, and are not indexed yet."""
     size_bytes: int
     audited_ms: int | None
-    """The time when all its index files were last verified, in milliseconds since the epoch."""
+    """The time at which all its index files were last verified, in milliseconds since the epoch."""
     json: dict[str, Any]
-    """The JSON of the answer."""
+    """The JSON of the response."""
 
 
 class IndexClient(SeamarkClient):
     """A `SeamarkClient` that can also change indexes."""
 
     def indexes(self, table: Name) -> list[Index]:
-        """Return all indexes of a table; bucket indexes, which its partition specs define, are last."""
+        """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
         return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
@@ -68,7 +70,7 @@ class IndexClient(SeamarkClient):
         state: str | None = None,
         **parameters: float | None,
     ) -> Index:
-        """Define an index, or change the given fields of an index.
+        """Define an index, or change some fields of an index. Arguments that are None do not change.
 
         Args:
             parameters: The parameters of the index kind, such as `fpp` of bloom.
@@ -84,7 +86,7 @@ class IndexClient(SeamarkClient):
         """Drop an index.
 
         Raises:
-            NotFound: The index does not exist. A repeat after a lost answer also raises this.
+            NotFound: The index does not exist. A repeat after a lost response also raises this error.
         """
         self._request("DELETE", _index_path(table, name), {})
 
@@ -120,14 +122,14 @@ class IndexClient(SeamarkClient):
         *,
         replaces: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Register index files of a build, and return the build.
+        """Register the index files of a build, and return the build.
 
         Args:
             files: The location and the size in bytes of each index file.
-            replaces: The locations of index files that they replace.
+            replaces: The locations of index files that the new index files replace.
 
         Raises:
-            Conflict: Another build has replaced these index files.
+            Conflict: Another build has replaced these index files already.
         """
         body = {
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
@@ -138,7 +140,7 @@ class IndexClient(SeamarkClient):
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
     ) -> dict[str, Any]:
-        """Finish a build; registered index files stay.
+        """Finish a build. The index files that it has registered stay.
 
         Args:
             outcome: `completed` or `rolled-back`.
@@ -147,10 +149,10 @@ class IndexClient(SeamarkClient):
         return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
-        """Return the ordinals of data files that no snapshot contains, by location of a live index file.
+        """Return the ordinals of data files that no snapshot contains, by the location of a live index file.
 
-        A merge can leave out the entries of these data files. The result is empty if the server does not have this
-        information.
+        A merge can leave out the entries of these data files. The result is empty if the server does not know these
+        data files.
 
         Raises:
             Conflict: An index file is no longer live.
@@ -162,10 +164,12 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Exclude an index file from plans, so that its data files are indexed again, and return its `state`.
+        """Exclude an index file from plans, so that its data files are indexed again.
+
+        Return the new `state` of the index file.
 
         Args:
-            check: Whether to exclude it only if the server also finds it damaged or missing.
+            check: Whether to exclude the file only if the server also finds it damaged or missing.
 
         Raises:
             NotFound: The index file is not registered.
@@ -179,10 +183,11 @@ class IndexClient(SeamarkClient):
         self._json("POST", f"{_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
-        """Register index files in the table's folder that the server does not list, for example after the loss of a
-        database.
+        """Register index files in the table's folder that the server does not list.
 
-        The result has the form that docs/reference/openapi.json defines (rebuildIndexRegistry).
+        This is needed, for example, after the loss of a database.
+
+        docs/reference/openapi.json defines the form of the result (rebuildIndexRegistry).
         """
         return self._json("POST", f"{table_path(table)}/indexes/rebuild-registry")
 

@@ -12,9 +12,9 @@ _LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
 _USER = re.compile(r"^((?:[^/@]*://)?)[^/?#]*@")
 
 Name = str | Sequence[str]
-r"""The name of a table, such as `db.t`, or a sequence of the levels and the table's name.
+r"""The name of a table, such as `db.t`, or the sequence of its levels.
 
-A dot within a level is written as `\.`.
+In a text, a dot inside a level is written as `\.`.
 """
 
 
@@ -29,13 +29,21 @@ def table_path(table: Name) -> str:
 
 
 def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
-    """Return the root of the routes of Iceberg's REST specification, given the answer to `GET /v1/config`."""
+    """Return the root of the routes of Iceberg's REST specification.
+
+    Args:
+        defaults, overrides: The response to `GET /v1/config`.
+    """
     prefix = {**defaults, **overrides}.get("prefix", "")
     return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
 
 def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
-    """Return the path of an entry of this kind, `tables` or `views`, in the routes of Iceberg's REST specification."""
+    """Return the path of a table or view in the routes of Iceberg's REST specification.
+
+    Args:
+        kind: `tables` or `views`.
+    """
     return f"{root}/namespaces/{namespace_path(levels[:-1])}/{kind}/{quote(levels[-1], safe='')}"
 
 

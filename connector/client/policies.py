@@ -1,6 +1,4 @@
-"""Requests for the policies of table services, which are properties of tables and namespaces, and for
-their jobs.
-"""
+"""Requests for the policies of table services, which are properties of tables and namespaces, and for their jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from seamark.connector.client.updates import update_table
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     """Return the policy of a table: `runs`, and the effective `properties` with the place where each is set.
 
-    docs/reference/openapi.json defines the form of the answer (loadTablePolicy).
+    docs/reference/openapi.json defines the form of the result (loadTablePolicy).
 
     Raises:
         NotFound: The table does not exist.
@@ -27,7 +25,7 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
     """Return the columns that no query reads in old partitions.
 
-    docs/reference/openapi.json defines the form of the answer (adviseTtl).
+    docs/reference/openapi.json defines the form of the result (adviseTtl).
 
     Raises:
         NotFound: The table does not exist.
@@ -46,7 +44,7 @@ def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
 def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
     """Return the running `jobs` of table services on a table or on all tables, and the `waiting` jobs.
 
-    docs/reference/openapi.json defines the form of the answer (listRunningJobs).
+    docs/reference/openapi.json defines the form of the result (listRunningJobs).
 
     Raises:
         NotFound: The table does not exist.

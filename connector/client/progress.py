@@ -1,8 +1,8 @@
 """Tracks the progress of a job: the files and bytes that it has read and that it will read.
 
-Functions that read many files report their progress to this module. The runner of a job receives it in a
-`report_progress` block; outside of a block, reports are ignored. The executors of a cluster have no such block,
-so a whole batch is counted when it ends.
+Functions that read many files report their progress to this module. The runner of a job receives the reports in a
+`report_progress` block. Outside of such a block, reports are ignored. The executors of a cluster have no such block, so
+a whole batch is counted when it ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
 
 @contextmanager
 def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
-    """Call `report` at intervals with the progress of the block."""
+    """Call `report` at intervals with the progress that is made inside the block."""
     token = _TRACKER.set(_Tracker(report))
     try:
         yield
@@ -55,7 +55,7 @@ def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
 
 
 def expect(files: int, size_bytes: int) -> None:
-    """Add files that will be read."""
+    """Add files to the number of files that will be read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -64,7 +64,7 @@ def expect(files: int, size_bytes: int) -> None:
 
 
 def advance(files: int, size_bytes: int) -> None:
-    """Add files that have been read."""
+    """Add files to the number of files that have been read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -74,7 +74,7 @@ def advance(files: int, size_bytes: int) -> None:
 
 @contextmanager
 def count_part(files: int, size_bytes: int) -> Iterator[None]:
-    """Count these files as read after the block, even if the block did not count them."""
+    """Count these files as read at the end of the block, if the block has not counted them itself."""
     tracker = _TRACKER.get()
     before = WorkProgress() if tracker is None else tracker.now
     yield

@@ -29,17 +29,18 @@ class ExplainedTable:
 class ExplainedQuery:
     tables: tuple[ExplainedTable, ...]
     json: dict[str, Any]
-    """The JSON of the answer."""
+    """The JSON of the response."""
 
 
 def explain_query(
     client: SeamarkClient, query: str, *, dialect: str = "trino", namespace: Sequence[str] = ()
 ) -> ExplainedQuery:
-    """Explain the plans of a query's tables by its conditions and joins; the query is not run.
+    """Explain the plans of a query's tables by its conditions and joins, without running the query.
 
     Args:
+        query: The query.
         dialect: `trino` or `duckdb`.
-        namespace: The namespace of names without one.
+        namespace: The namespace of table names without a namespace.
 
     Raises:
         BadRequest: The query cannot be parsed.

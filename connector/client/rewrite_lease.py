@@ -1,8 +1,8 @@
 """Holds the lease of a job that rewrites files of a table.
 
-If two jobs rewrote the same table at the same time, the work of the second would be lost.
+If two jobs rewrote the same table at the same time, the work of the second job would be lost.
 
-No commit requires the lease. A job that loses the lease continues: its commit then replaces the files that
+No commit requires the lease. A job that loses the lease continues, and its commit then replaces only the files that
 still exist.
 """
 
@@ -21,16 +21,14 @@ from seamark.connector.client.errors import ClientError, Conflict
 from seamark.connector.client.names import Name, table_path
 
 REWRITE_WAIT_S = 60.0
-"""The default time that commands and statements wait for another job that rewrites files of the same
-table.
-"""
+"""The default time for which commands and statements wait for another job that rewrites files of the same table."""
 _PAUSE_S = 0.25
 _RENEWALS = 3
 """The number of renewals within the duration of the lease."""
 
 
 class RewriteRunning(Conflict):
-    """Another job rewrites files of the table."""
+    """Raised if another job is rewriting files of the table."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Parses answers about rows: the positions of rows with given keys, and the rows that match a predicate."""
+"""Parses responses about rows: the positions of rows with some keys, and the rows that match a predicate."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyroaring
 
 Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
-"""The values of each column of the index, by name."""
+"""The keys as values by column of the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The positions of the rows with given keys.
+    """The positions of the rows with the requested keys.
 
     Attributes:
-        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`, and, if
-            requested, `spec_id` and `partition`.
+        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`, and, if requested,
+            `spec_id` and `partition`.
     """
 
     snapshot_id: int | None
@@ -31,12 +31,12 @@ class Lookup:
     missing: int
     """The keys without a row."""
     complete: bool
-    """Whether the index covers all live files; if not, other files may contain more rows."""
+    """Whether the index covers all live files. If not, other files may contain more rows with these keys."""
     uncovered_files: int
     uncovered: tuple[str, ...]
     """The first live files that the index does not cover."""
     undecided: int
-    """The number of rows that may be deleted; `problems` has the file and the reason."""
+    """The number of rows of which it is unknown whether they are deleted. `problems` has the file and the reason."""
     problems: tuple[tuple[str, str], ...]
 
 
@@ -45,7 +45,7 @@ class FileRows:
     """The matching rows of a data file.
 
     Attributes:
-        roaring: A portable 32-bit roaring bitmap; None if any row may match.
+        roaring: The positions as a portable 32-bit roaring bitmap, or None if any row may match.
     """
 
     file_path: str
@@ -53,14 +53,17 @@ class FileRows:
     roaring: bytes | None
     count: int | None
     exact: bool
-    """Whether all these rows match; if False, some of them may not match."""
+    """Whether all of the rows match. If not, some of them may not match."""
     delete_files: int
-    """The delete files that apply to the file, whether or not deleted rows were left out."""
+    """The delete files that apply to the data file, even if deleted rows were left out."""
     undecided: int
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """The positions of the rows, ascending: int64[count]; all rows of the file if any row may match."""
+        """The ascending positions of the rows, as int64[count].
+
+        If any row may match, they are the positions of all rows.
+        """
         if self.roaring is None:
             return np.arange(self.record_count, dtype=np.int64)
         bitmap = pyroaring.BitMap.deserialize(self.roaring)
@@ -78,10 +81,10 @@ def keys_stream(keys: Keys) -> bytes:
 
 
 def lookup_of(answer: pa.Table) -> Lookup:
-    """Parse the answer to a lookup.
+    """Parse the response to a lookup.
 
     Raises:
-        ValueError, KeyError: The answer has another form.
+        ValueError, KeyError: The response has another form.
     """
     about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
     said = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
@@ -110,7 +113,7 @@ def file_rows_of(page: pa.Table) -> list[FileRows]:
 
 
 def join_pages(pages: Iterator[pa.Table]) -> pa.Table:
-    """Return the rows of all pages, with the schema metadata of the first page."""
+    """Return the rows of all pages as one table, with the schema metadata of the first page."""
     tables = list(pages)
     if len(tables) == 1:
         return tables[0]

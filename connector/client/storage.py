@@ -1,12 +1,11 @@
 """Opens objects for readers, writers and jobs with pyarrow's file systems and the settings of a catalog.
 
-Locations are not decoded, like in Iceberg's FileIO: `%20` is three characters of a name. An object is
-written completely, under a new name, and never changed. A storage is picklable, and each process opens its
-own file systems.
+As in Iceberg's FileIO, locations are not decoded: `%20` is three characters of a name. An object is written completely,
+under a new name, and is never changed. A storage can be pickled, and each process opens its own file systems.
 
-Local files are opened below a root, without following symbolic links (`formats/runtime/root_folder.py`).
-pyarrow receives the path of the file descriptor, not the path of the file: between a check and the opening
-by name, a tenant could replace the file by a link.
+Local files are opened below a root, without following symbolic links (`formats/runtime/root_folder.py`). pyarrow
+receives the path of the file descriptor, and not the path of the file. Otherwise, a tenant could replace the file by a
+symbolic link between a check and the opening by name.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _ConfinedFolder:
 _lent_keys: Mapping[str, str] = {}
 """The keys that `use_keys` has set."""
 _confined_to: tuple[_ConfinedFolder, ...] | None = None
-"""The folders that `confine` has set; None if all folders are allowed."""
+"""The folders that `confine` has set, or None if all folders are allowed."""
 
 
 def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
@@ -46,7 +45,7 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 
     Args:
         folders: Absolute paths. A folder that is not below a root is left out.
-        roots: The folders of the operator, which may be symbolic links or be reached through them; None:
+        roots: The folders of the operator. They may be symbolic links, or be reached through symbolic links. None means
             `folders`.
     """
     global _confined_to
@@ -64,12 +63,12 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 
 
 def use_keys(properties: Mapping[str, str]) -> None:
-    """Make this process use these keys for a store if a table has no keys.
+    """Make this process use these keys for a store if the settings of a table have no keys.
 
-    It is for processes of the server: the server has keys, and in most of its modes it sends no keys to clients.
+    It is for processes of the server. The server has keys, and in most of its modes it sends no keys to clients.
 
     Args:
-        properties: The keys, as in `Storage`; empty to use AWS's chain.
+        properties: The keys, as in `Storage`. If empty, AWS's chain is used.
     """
     global _lent_keys
     _lent_keys = dict(properties)
@@ -77,7 +76,7 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 @contextmanager
 def open_confined_folders() -> Iterator[list[str]]:
-    """Yield the paths of the descriptors of the folders of `confine`, so that no other folder can replace them.
+    """Yield the folders of `confine` as paths of file descriptors, so that no other folder can replace them.
 
     A folder that is missing or is a symbolic link is left out.
     """
@@ -98,9 +97,9 @@ def _root(path: str) -> RootFolder:
 
 @dataclass(frozen=True)
 class LocalPath:
-    """A path of this machine.
+    """A path on this machine.
 
-    A path without a root is opened by name, and symbolic links are followed.
+    If the path has no root, it is opened by its name, and symbolic links are followed.
     """
 
     path: str
@@ -119,7 +118,7 @@ class LocalPath:
             return self.root.open(self.below, flags)
 
     def open_file(self) -> int:
-        """Return a descriptor for reading.
+        """Open the file for reading, and return its descriptor.
 
         Raises:
             OSError: The path is not a regular file.
@@ -130,10 +129,10 @@ class LocalPath:
             return self.root.open_file(self.below)
 
     def create(self) -> int:
-        """Create a new file and, if it is missing, its folder; return the descriptor.
+        """Create a new file and, if it is missing, its folder. Return the descriptor of the file.
 
         Raises:
-            FileExistsError: The file exists.
+            FileExistsError: The file exists already.
         """
         self.make_folder()
         return self.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -185,7 +184,7 @@ def _outside(path: str) -> PermissionError:
 
 
 def _local_path(path: str, local_root: str) -> LocalPath:
-    """Return the path below a folder of `confine`, or else below `local_root`.
+    """Return the path below a folder of `confine`. Without such folders, return the path below `local_root`.
 
     Raises:
         PermissionError: `confine` excludes the path.
@@ -224,11 +223,11 @@ def _path_of(location: str) -> str | None:
 class Storage:
     """Opens, reads and writes objects with the settings of a table.
 
-    If there are no keys in `properties`, the keys of `use_keys` are used, or else AWS's chain.
+    If `properties` has no keys, the keys of `use_keys` are used. Without such keys, AWS's chain is used.
 
     Attributes:
         properties: The settings in the form of a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, …
-        local_root: A folder of this machine; no symbolic link below it is followed.
+        local_root: A folder on this machine. No symbolic link below it is followed.
     """
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -238,8 +237,8 @@ class Storage:
     def of_table(properties: Mapping[str, str], location: str) -> Storage:
         """Return the storage of a table.
 
-        A writer of a local table could replace folders of the table by symbolic links to files of other tables. So
-        links are followed only on the way to the folder that contains the table's folder.
+        A writer of a local table could replace folders of the table by symbolic links to files of other tables.
+        Therefore symbolic links are followed only on the way to the folder that contains the table's folder.
         """
         path = _path_of(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
@@ -304,7 +303,7 @@ class Storage:
         return _local_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:
-        """Return the whole object; a local file is mapped into memory and not read."""
+        """Return the whole object. A local file is mapped into memory, so it is read only on demand."""
         local = self.local_path(location)
         if local is not None:
             with _close_after(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
@@ -328,7 +327,7 @@ class Storage:
         return size
 
     def delete(self, location: str) -> None:
-        """Delete an object; if it does not exist, do nothing."""
+        """Delete an object if it exists."""
         local = self.local_path(location)
         if local is not None:
             local.delete()

@@ -14,7 +14,7 @@ def update_table(
 ) -> dict[str, Any]:
     """Commit the updates, and return the table after the commit (`CommitTableResponse`).
 
-    After Unreachable and ServerFailed, it is unknown whether the commit has happened.
+    After Unreachable and ServerFailed, the outcome of the commit is unknown.
 
     Raises:
         Conflict: A requirement is not met.

@@ -1,4 +1,4 @@
-"""Arguments and results of the client's methods."""
+"""The arguments and results of the client's methods."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def omit_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None; these are the arguments that the caller of a request has set."""
+    """Return the values that are not None. A caller leaves an argument None if it does not set it."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A snapshot, identified by at most one of these fields; without any, the current snapshot."""
+    """A snapshot, identified by at most one of these fields. Without any field, it is the current snapshot."""
 
     snapshot_id: int | None = None
     ref: str | None = None
@@ -92,10 +92,11 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     snapshot_id: int | None
     stages: tuple[Stage, ...]
     indexes: tuple[dict[str, Any], ...]
-    """The indexes that were probed, each with its name, kind, files-in and files-removed."""
+    """The indexes that were probed. Each has a name, a kind, files-in and files-removed."""
     complete: bool
-    """Whether all stages were finished and all indexes were loaded in time. If not, a later plan may keep
-    fewer files.
+    """Whether all stages were finished and all indexes were loaded in time.
+
+    If not, a later plan may keep fewer files.
     """
     files: int
     bytes: int
@@ -106,52 +107,53 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """Parts of the SQL that an Iceberg expression cannot represent."""
     not_used_reasons: tuple[str, ...]
     terms: tuple[dict[str, Any], ...]
-    """The parts of the filter that all rows must satisfy, and the effect of bounds for each part alone."""
+    """The parts of the filter that all rows must satisfy. Each has the effect that bounds have on the part alone."""
     layouts: tuple[dict[str, Any], ...]
-    """Layouts with which a plan would keep clearly fewer files: columns, files-in, and an estimate of the
-    files.
+    """Layouts with which a plan would keep clearly fewer files.
+
+    Each has columns, files-in, and an estimate of the kept files.
     """
     unknown_layouts: tuple[dict[str, Any], ...]
-    """Columns for which no estimate is possible: column and reason."""
+    """The columns for which no estimate is possible, each with the reason."""
     columns: tuple[dict[str, Any], ...]
     residuals: tuple[dict[str, Any], ...]
     residuals_complete: bool
     json: dict[str, Any]
-    """The JSON of the answer."""
+    """The JSON of the response."""
     kept: tuple[dict[str, Any], ...] | None = None
-    """The first files that the plan keeps; None if they were not requested."""
+    """The first files that the plan keeps, or None if they were not requested."""
     joins: tuple[dict[str, Any], ...] = ()
-    """The outcome of each requested join; see `PlanTable`."""
+    """The outcome of each requested join. See `PlanTable`."""
     unpruned_reasons: tuple[str, ...] = ()
-    """The reasons why all files are read; empty if files are left out."""
+    """The reasons why all files are read. Empty if files are left out."""
 
 
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     """A plan table: a table with the files that a plan keeps."""
 
     name: str | None
-    """The name in the namespace of the table; None if no plan table was created."""
+    """The name in the namespace of the table, or None if no plan table was created."""
     snapshot_id: int | None
     expires_at_ms: int | None
-    """The end of the lease by the server's clock."""
+    """The time at which the lease ends, by the server's clock."""
     files: int
     bytes: int
     considered_files: int
     """The number of data files of the snapshot."""
     considered_bytes: int | None
-    """The size of these data files; None if the server did not read all manifests."""
+    """The size of these data files, or None if the server did not read all manifests."""
     joins: tuple[dict[str, Any], ...] = ()
     """The outcome of each requested join.
 
-    Nested joins follow their parent. An outcome has table, snapshot-id, keys, used, and the reason if the join
-    was not used.
+    Nested joins follow the join that contains them. An outcome has table, snapshot-id, keys and used. If the join was
+    not used, it also has the reason.
     """
 
 
 def parse_as_of(text: str) -> int:
-    """Return milliseconds since the epoch for such a number, or for a time such as 2026-01-31T12:00:00.
+    """Return a time in milliseconds since the epoch.
 
-    A time without an offset is in UTC.
+    The text is a number of milliseconds, or a time such as 2026-01-31T12:00:00. A time without an offset is in UTC.
 
     Raises:
         ValueError: The text is neither a number nor a time.
@@ -159,5 +161,5 @@ def parse_as_of(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     at = datetime.fromisoformat(text)
-    # `timestamp()` is not used, because its result is a float, which is a millisecond less for some times.
+    # `timestamp()` is not used, because its result is a float. For some times, it is a millisecond too small.
     return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

@@ -1,3 +1,1 @@
-"""Runs queries in DuckDB over the files that their conditions and joins leave; `seamark.duckdb` is the
-interface.
-"""
+"""Runs queries in DuckDB on only the files that their conditions and joins need. `seamark.duckdb` is the interface."""

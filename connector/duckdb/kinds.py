@@ -1,12 +1,12 @@
 """Finds the kind of the values of each column name in a DuckDB statement.
 
-DuckDB converts values that it compares: texts to numbers, integers to floats. A condition prunes in its
-written form only if no conversion could change the result. So each name has a kind. A name has no kind if
-it may refer to columns of two kinds, or to a computed value.
+DuckDB converts values that it compares: texts to numbers, and integers to floats. A condition can prune files in its
+written form only if no conversion could change its result. Therefore each name has a kind. A name has no kind if it may
+refer to columns of two kinds, or to a computed value.
 
-In DuckDB, NaN equals NaN and is larger than all numbers; Iceberg's bounds ignore NaN. So columns of doubles
-are used only in conditions that are false for NaN. Columns of 32-bit floats are never used, because DuckDB
-rounds the constants to 32 bits.
+In DuckDB, NaN equals NaN and is larger than all numbers, but Iceberg's bounds ignore NaN. Therefore columns of doubles
+are used only in conditions that are false for NaN. Columns of 32-bit floats are never used, because DuckDB rounds
+constants to 32 bits to compare them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 _SHORT_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _INTEGER_END = 1 << 31
 _STAR_LEVELS_MAX = 20
-"""The maximum levels of nested queries in which each selects `*` from the next."""
+"""The maximum depth of nested queries that each select `*` from the next query."""
 _Type = exp.DType
 _TIMES = frozenset({"date", "timestamp", "timestamptz"})
 _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
@@ -46,16 +46,16 @@ def kind_of(iceberg_type: str) -> str | None:
 
 
 def replace_node(old: exp.Expr, new: exp.Expr) -> None:
-    """Replace `old` by `new` in the tree, like `old.replace(new)`.
+    """Replace `old` by `new` in the tree, with the same result as `old.replace(new)`.
 
-    `old.replace(new)` takes time for the whole list that contains `old`. For an IN with 24,000 values, all
-    replacements took 44 seconds.
+    `old.replace(new)` copies the whole list that contains `old`. For an IN with 24,000 values, all replacements
+    together took 44 seconds.
     """
     parent, key, index = old.parent, old.arg_key, old.index
     if parent is None or key is None or index is None or new is old:
         old.replace(new)
         return
-    parent.set("", None)  # sqlglot has no such argument. This statement only clears cached hashes.
+    parent.set("", None)  # sqlglot has no argument of this name. Setting it only clears cached hashes.
     parent.args[key][index] = new
     new.parent, new.arg_key, new.index = parent, key, index
     old.parent = old.arg_key = old.index = None
@@ -67,12 +67,12 @@ class NameKinds:
     def __init__(
         self, tree: exp.Expr, tables: Iterable[Mapping[str, str]], qualifiers: frozenset[str] | None = None
     ) -> None:
-        """Find the kinds of the names.
+        """Find the kinds of the names in a statement.
 
         Args:
             tree: The statement.
             tables: The columns of the known tables: Iceberg types by lower-case name.
-            qualifiers: The qualifiers of known columns, if there are tables whose columns are unknown.
+            qualifiers: The qualifiers of known columns, or None if the columns of all tables are known.
         """
         self._qualifiers = qualifiers
         self._found: defaultdict[str, set[str | None]] = defaultdict(set)
@@ -104,7 +104,7 @@ class NameKinds:
         self._follow(renamed)
 
     def kind(self, column: exp.Expr | None) -> str | None:
-        """Return the kind of all columns with the name of this column, or None if it is unknown."""
+        """Return the kind of all columns with the same name as this column, or None if it is unknown."""
         if type(column) is not exp.Column:
             return None
         name, qualifier = column.name.lower(), column.table.lower()
@@ -116,7 +116,7 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, renamed: Mapping[str, set[str]]) -> None:
-        """Add to each alias the kinds of its columns, which may be aliases themselves."""
+        """Add the kinds of the renamed columns to each alias. These columns may be aliases themselves."""
         for _ in range(1 + len(renamed)):
             before = sum(map(len, self._found.values()))
             for name, columns in renamed.items():
@@ -145,9 +145,7 @@ def column_of_extreme(node: exp.Expr) -> exp.Expr:
 
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
-    """Return the kind of constants to which DuckDB gives one type, without the columns with which they are
-    compared.
-    """
+    """Return the kind of the type that DuckDB gives to these constants, before it compares them with columns."""
     kinds = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -164,7 +162,7 @@ def _literal_kind(node: exp.Expr) -> str | None:
 
 
 def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
-    """Return the values of a column of VALUES, or of UNNEST of a list; empty if they are unknown."""
+    """Return the values of a column of VALUES, or of UNNEST of a list. The result is empty if they are unknown."""
     if isinstance(rows, exp.CTE):  # This is `WITH v (a) AS (VALUES …)`.
         query = rows.this
         source = query.args.get("from_") if isinstance(query, exp.Select) and query.is_star else None
@@ -181,10 +179,10 @@ def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
 
 
 def find_projections(query: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions of a query's columns, in order; `SELECT *` from a subquery or from a name in WITH is
-    resolved.
+    """Return the expressions of a query's columns in order.
 
-    The list is empty if the columns are unknown, for example for `*` of a table.
+    `SELECT *` from a subquery or from a name in WITH is resolved. The list is empty if the columns are unknown, for
+    example for `*` of a table.
     """
     for _ in range(_STAR_LEVELS_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
@@ -210,7 +208,7 @@ def _is_alone(query: exp.Select) -> bool:
 def _find_with_query(table: exp.Table) -> exp.Expr | None:
     """Return the query of the name in WITH to which a relation refers.
 
-    Return None if there is no such name, or if its columns are renamed.
+    The result is None if there is no such name, or if its columns are renamed.
     """
     child: exp.Expr = table
     while len(table.parts) == 1 and (parent := child.parent) is not None:
@@ -227,12 +225,12 @@ def _find_with_query(table: exp.Table) -> exp.Expr | None:
 
 
 def _output_name(projection: exp.Expr) -> str:
-    """Return the name of a column in the result; empty for an unnamed value, whose kind is unknown."""
+    """Return the name of a column in the result. It is empty for a value without a name, whose kind is unknown."""
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 
 
 def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """Return the constant in Trino's SQL, or None if DuckDB converts a column of `kind` for the comparison."""
+    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of `kind` for the comparison."""
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
@@ -269,7 +267,7 @@ def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | No
 def _add_numbers(node: exp.Expr | None) -> Decimal | None:
     """Return the result of added and subtracted numbers, as in `BETWEEN 1200 AND 1200 + 11`.
 
-    Return None unless DuckDB adds the numbers as INTEGER or as short decimals. If a sum does not fit its type,
+    The result is None unless DuckDB adds the numbers as INTEGER or as short decimals. If a sum does not fit its type,
     the query fails.
     """
     while isinstance(node, exp.Paren):
@@ -295,7 +293,7 @@ def _number(value: Decimal) -> exp.Expr:
 
 
 def _to_current_time(node: exp.Expr) -> exp.Expr | None:
-    """Return the current time, or the current time plus or minus days or intervals."""
+    """Return the current time, or a time some days or intervals from it, in Trino's SQL."""
     if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
@@ -312,7 +310,7 @@ def _to_current_time(node: exp.Expr) -> exp.Expr | None:
 
 
 def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
-    """Return a text, and the type to which it is cast."""
+    """Return the text of a string, and the type to which it is cast."""
     match node:
         case exp.Literal():
             return str(node.this), None
@@ -346,7 +344,7 @@ def _cast(text: str, target: str) -> exp.Expr:
 
 
 def columns_in(node: exp.Expr) -> Iterator[exp.Column]:
-    """Yield the columns outside nested queries."""
+    """Yield the columns of an expression that are not in nested queries."""
     for child in node.walk(prune=lambda one: isinstance(one, exp.Query)):
         if type(child) is exp.Column:
             yield child

@@ -1,15 +1,15 @@
-"""Runs an SQL query in DuckDB over the files that its conditions and joins leave.
+"""Runs an SQL query in DuckDB on only the files that its conditions and joins need.
 
     import seamark.duckdb
     con = seamark.duckdb.connect("http://127.0.0.1:8181")
     seamark.duckdb.sql(con, "SELECT … FROM sea.shop.orders JOIN …").show()
 
-DuckDB reads all manifests of a table and prunes files only by column bounds. This module parses the query
-(`statements.py`) and requests a plan table for each table (`connector/plans/`). It replaces the table names
-in the text by the names of plan tables, and DuckDB runs this text. Plan tables are Iceberg tables, so
-DuckDB applies deletes and schemas as usual.
+DuckDB itself reads all manifests of a table, and prunes files only by column bounds. This module parses the query
+(`statements.py`) and requests a plan table for each table (`connector/plans/`). It replaces the table names in the text
+by the names of the plan tables, and DuckDB runs the new text. Plan tables are Iceberg tables, so DuckDB applies deletes
+and schemas as usual.
 
-If a statement is not supported, or its plan fails, the statement runs unchanged.
+If a statement is not supported, or planning fails, the statement runs unchanged.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class PlannedQuery(RewrittenStatement):
     bytes: int = 0
     """The total size of `files` in bytes."""
     refusal: str = ""
-    """The reason why the statement must not run: DuckDB would read a table wrongly, or crash. Empty if it can
-    run.
+    """The reason why the statement must not run, because DuckDB would read a table wrongly or crash.
+
+    Empty if it can run.
     """
 
 
@@ -89,16 +90,19 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> duckdb.DuckDBPyRelation:
-    """Return the result of `con.sql(text, params=params)`, computed from fewer files if possible.
+    """Return the result of `con.sql(text, params=params)`, and read fewer files if possible.
 
-    `con` has a catalog that was attached by `seamark.duckdb.connect` or `attach`. The relation reads the
-    current state of its tables. It is valid for at least half of `lease_s` seconds, if the server grants such a
-    long lease. A relation with the current time is valid for at most a day. Python variables cannot be used as
-    tables; use `con.register`.
+    The relation reads the current state of its tables. It is valid for at least half of `lease_s` seconds, if the
+    server grants such a long lease. A relation that depends on the current time is valid for at most a day. Python
+    variables cannot be used as tables. Use `con.register` instead.
 
     Args:
-        kept_max: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table
-            itself is read, unless DuckDB would then leave out files with rows of the query.
+        con: A connection with a catalog that was attached by `seamark.duckdb.connect` or `attach`.
+        text: The query.
+        params: The parameters of the query.
+        lease_s: The duration of the lease to request, in seconds.
+        kept_max: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table itself is
+            read, unless DuckDB would then leave out files with rows of the query.
 
     Raises:
         BadRequest: DuckDB would read a table of the statement wrongly, or would crash.
@@ -123,9 +127,9 @@ def rewrite_query(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> PlannedQuery:
-    """Return the text over plan tables, which are created if they do not exist yet; nothing is run.
+    """Return the text with the names of plan tables, and create the plan tables that do not exist yet.
 
-    The function raises no error.
+    The function does not run the query, and it never raises.
     """
     try:
         return _Query(con, text, params, lease_s, kept_max).plan()
@@ -141,7 +145,7 @@ def rewrite_query(
 
 
 class _Misread(Exception):
-    """DuckDB would read a table of the statement wrongly."""
+    """Raised if DuckDB would read a table of the statement wrongly."""
 
 
 class _Query:
@@ -187,10 +191,11 @@ class _Query:
     def _resolve_table(
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
     ) -> _CatalogTable | None:
-        """Return the table to which a name refers, or None if no catalog has it.
+        """Return the table to which a name refers, or None if no attached catalog has it.
 
         Raises:
-            UnsupportedStatement: The name is a view of DuckDB, which may read the same tables at another snapshot.
+            UnsupportedStatement: The name refers to a view of DuckDB, which may read the same tables at another
+                snapshot.
         """
         *qualifiers, table = reference.parts
         database, schema = session.database, session.schema
@@ -260,8 +265,8 @@ class _Query:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
             planned = {marks[scan.scan.table] for scan in plans}
             if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
-                # The conditions were read with the current columns. A plan is made only if the snapshot has the same
-                # columns.
+                # The conditions were read with the current columns. A plan is requested only if the snapshot has the
+                # same columns.
                 raise UnsupportedStatement("there is no plan of an earlier snapshot")
             tables_after = await _load_tables(tables, servers)
             if any(
@@ -277,9 +282,9 @@ class _Query:
     def _find_scans(
         self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """Return the scans by their positions in the analysis.
+        """Return the scans of the statement, by their position in the analysis.
 
-        The tables of the scans are marks. The joins refer to scans by number.
+        The names of the scanned tables are marks. Joins refer to a scan by its number.
         """
         columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
         marked = self._statement.to_marked_text(columns, utc=utc)
@@ -322,7 +327,7 @@ class _Query:
 
 
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
-    """Return the current state of the tables by the number of the reference, without views."""
+    """Return the current state of the tables, by the number of the reference. Views are left out."""
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
     tables_by_name = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}

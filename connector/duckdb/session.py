@@ -1,8 +1,7 @@
-"""Opens DuckDB connections to which a Seamark catalog is attached.
+"""Opens DuckDB connections with an attached Seamark catalog.
 
-DuckDB reads and writes Iceberg tables with its extensions `avro`, `httpfs` and `iceberg`. Their files come
-from packages of PyPI (`pip install 'seamark[duckdb]'`) if these are installed, else from DuckDB's own
-repository.
+DuckDB reads and writes Iceberg tables with its extensions `avro`, `httpfs` and `iceberg`. Their files come from PyPI
+packages (`pip install 'seamark[duckdb]'`) if these are installed, and otherwise from DuckDB's own repository.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class AttachedCatalog:
 
 
 _attached: WeakKeyDictionary[duckdb.DuckDBPyConnection, dict[str, AttachedCatalog]] = WeakKeyDictionary()
-"""The attached catalogs of each connection, by their names in statements, in lower case."""
+"""The attached catalogs of each connection, by their lower-case names in statements."""
 
 
 def connect(
@@ -42,8 +41,8 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Return a new DuckDB connection with the catalog at `uri` attached as `name` (see `attach`).
 
-    `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI have no signature of
-    DuckDB's repository, so `allow_unsigned_extensions` is on unless `config` sets it.
+    `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI are not signed by DuckDB's
+    repository, so `allow_unsigned_extensions` is on unless `config` sets it.
     """
     con = duckdb.connect(database, config={"allow_unsigned_extensions": "true", **(config or {})})
     try:
@@ -89,7 +88,7 @@ def attach(
 
 
 def list_attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, AttachedCatalog]:
-    """Return the attached catalogs by their names in lower case."""
+    """Return the attached catalogs, by their lower-case names."""
     return dict(_attached.get(con, {}))
 
 

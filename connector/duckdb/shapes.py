@@ -1,5 +1,4 @@
-"""Rewrites constructs that DuckDB and Trino write differently in Trino's form: QUALIFY, lists, VALUES, integer
-division.
+"""Rewrites constructs of DuckDB that Trino writes differently: QUALIFY, lists, VALUES and integer division.
 
 Each function changes the tree of a statement to a tree that the analysis can read and that has the same rows.
 """
@@ -18,7 +17,7 @@ _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
 def rewrite_blocks(tree: exp.Expr) -> None:
-    """Rewrite the parts that do not depend on the columns of tables."""
+    """Rewrite the parts whose meaning does not depend on the columns of tables."""
     for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
         if isinstance(node, exp.Select):
             if node.args.get("qualify") is not None:
@@ -33,9 +32,9 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     node_types = {type(node) for node in nodes}
 
     def find_nodes(*types: type[exp.Expr]) -> list[exp.Expr]:
-        """Return the nodes that are in the tree now.
+        """Return the nodes of these types that are in the tree now.
 
-        A statement has few nodes of these types, and each walk through the tree takes milliseconds.
+        A statement has few such nodes, and each walk through the tree takes milliseconds.
         """
         return list(tree.find_all(*types)) if any(issubclass(one, types) for one in node_types) else []
 
@@ -54,7 +53,7 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
     for counted in find_nodes(exp.CountIf):
-        # In DuckDB, the result is null without rows and 0 if the condition is true for no row, so these rows
+        # In DuckDB, the result is null if there are no rows, and 0 if the condition is true for no row. So these rows
         # must stay.
         counted.set("this", hide([counted.this]))
     for division in find_nodes(exp.IntDiv):
@@ -64,7 +63,7 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
 
 
 def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
-    """Return whether the condition has the same rows in DuckDB and in Trino.
+    """Return whether the condition is true for the same rows in DuckDB and in Trino.
 
     The condition is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)`. DuckDB compares nulls in such rows as values.
     """
@@ -104,9 +103,7 @@ def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
-    """Return whether the place of the condition selects only rows for which it is true, so false and null are
-    equivalent.
-    """
+    """Return whether the condition is in a place where false and null have the same effect."""
     parent = node.parent
     while isinstance(parent, exp.Paren | exp.And | exp.Or):
         parent = parent.parent
@@ -122,9 +119,9 @@ def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
 
 
 def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
-    """Return `list_contains([1, 2], c)` as `c IN (1, 2)`; both are true for the same rows.
+    """Return `list_contains([1, 2], c)` as `c IN (1, 2)`. Both are true for the same rows.
 
-    Return None if the list contains a null, because DuckDB can find nulls in a list.
+    The result is None if the list contains a null, because DuckDB can find nulls in a list.
     """
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
@@ -134,15 +131,15 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 
 def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
-    """Return whether all nodes are constants of exactly this type, and none is null."""
+    """Return whether all nodes are constants of exactly this kind, and none of them is null."""
     return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
 
 
 def _move_windows(select: exp.Select) -> None:
-    """Move the window functions and queries of QUALIFY to ORDER BY.
+    """Move the window functions and subqueries of QUALIFY to ORDER BY.
 
-    QUALIFY leaves out rows after all other clauses, so the analysis must not read its condition. In ORDER BY,
-    window functions and queries have the same effect on the analysis.
+    QUALIFY removes rows after all other clauses, so the analysis must not read its condition. In ORDER BY, window
+    functions and subqueries have the same effect on the analysis.
     """
     qualify = select.args["qualify"]
     select.set("qualify", None)
@@ -150,7 +147,7 @@ def _move_windows(select: exp.Select) -> None:
     order.append("expressions", exp.Ordered(this=hide(list(_find_windows_and_queries(qualify.this)))))
     select.set("order", order)
     parent = select.parent
-    if isinstance(parent, exp.SetOperation) and select.arg_key:  # In this case, ORDER BY needs brackets.
+    if isinstance(parent, exp.SetOperation) and select.arg_key:  # Brackets are needed for ORDER BY.
         parent.set(select.arg_key, exp.Subquery(this=select))
 
 
@@ -163,7 +160,7 @@ def _find_windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _name_columns(rows: exp.Expr) -> None:
-    """Give columns without an alias the names that they have in DuckDB."""
+    """Give columns without an alias the names that DuckDB gives them."""
     first = rows.expressions[0]
     if isinstance(rows, exp.Values):
         names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]

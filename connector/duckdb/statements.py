@@ -1,9 +1,8 @@
-"""Parses a DuckDB statement: finds the tables that it reads, and translates it for the analysis of Trino's
-statements.
+"""Parses a DuckDB statement: finds the tables that it reads, and translates it for the analysis of Trino's statements.
 
-The analysis (`connector/analysis/`) reads Trino's SQL. In the translated statement, marks replace the
-tables. A condition is hidden if it has another meaning in DuckDB, or may have one: a hidden condition
-leaves out no file. Statements with clauses that Trino does not have are not supported.
+The analysis (`connector/analysis/`) reads Trino's SQL. In the translated statement, marks replace the tables. A
+condition is hidden if it has, or may have, another meaning in DuckDB. A hidden condition removes no file. Statements
+with clauses that Trino does not have are not supported.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _WITH_CONSTANTS = frozenset({"integer", "date", "timestamp", "timestamptz"})
 _ONE_KIND = _WITH_CONSTANTS | {"text", "double"}
 """Kinds of columns that are compared by `<` with columns and subqueries. Decimals of one type are compared, too."""
 _TIMES = "times"
-"""Dates and timestamps."""
+"""The kinds of dates and timestamps."""
 _ORDERED = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _COMPARED = (exp.EQ, exp.NEQ, *_ORDERED, exp.NullSafeEQ, exp.NullSafeNEQ)
 _TABLE_ARGS = {"this", "db", "catalog", "alias", "joins", "when"}
@@ -64,16 +63,16 @@ _AT = re.compile(r"\s*+(AT\s*+\(\s*+VERSION\s*+=>\s*+([0-9]{1,19})\s*+\))", re.I
 
 @dataclass(frozen=True)
 class NamedRelation:
-    """A name in FROM: its parts, and the characters [start, end) of the statement."""
+    """A name in FROM: its parts, and its characters [start, end) in the statement."""
 
     parts: tuple[str, ...]
     start: int
     end: int
     alias_needed: str | None
-    """The text after the new name, so that columns with the old name as qualifier can still be resolved."""
+    """An alias to add after the new name, so that DuckDB can still resolve columns with the old name as qualifier."""
     snapshot_id: int | None = None
     version_span: tuple[int, int] | None = None
-    """The characters of `AT (VERSION => …)`, which follows the alias."""
+    """The characters of `AT (VERSION => …)`, which follows the alias, or None."""
 
 
 class DuckDBStatement:
@@ -101,13 +100,13 @@ class DuckDBStatement:
             if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in named
         ]
         self.references = [self._read_reference(node) for node in self._nodes]
-        """The references in the order of `to_marked_text`; None for a relation without a name, such as a function."""
+        """The references in the order of `to_marked_text`. A relation without a name, such as a function, is None."""
 
     def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
-        """Return the statement in Trino's SQL, with `mark_name(n)` for reference n.
+        """Return the statement in Trino's SQL. Reference n is replaced by `mark_name(n)`.
 
         Args:
-            tables: The columns, with Iceberg types, of the references to tables of the catalog.
+            tables: The columns of the references to tables of the catalog, with their Iceberg types.
             utc: Whether the session's time zone is UTC.
         """
         kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
@@ -115,7 +114,7 @@ class DuckDBStatement:
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
                 if kinds.kind(exp.column(name.name)) in (None, "double"):
-                    raise UnsupportedStatement(f"USING ({name.name}) may convert what it compares")
+                    raise UnsupportedStatement(f"USING ({name.name}) may convert the values that it compares")
         for number, node in enumerate(self._nodes):
             alias = node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(node.name or "f", quoted=True))
             mark = exp.Table(this=exp.to_identifier(mark_name(number), quoted=True), alias=alias.copy())
@@ -124,7 +123,7 @@ class DuckDBStatement:
             replace_node(node, mark)
         for condition in list(self._tree.find_all(exp.Predicate)):
             _convert_condition(condition, kinds, utc=utc)
-        # DuckDB's contains() returns true or false for NULL and NaN; Trino's returns neither.
+        # For NULL and NaN, DuckDB's contains() returns true or false. Trino's contains() returns neither.
         left = list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous, exp.Column))
         for function in left:
             if isinstance(function, exp.Column) or (isinstance(function, exp.Anonymous) and function.name == HIDDEN):
@@ -140,7 +139,10 @@ class DuckDBStatement:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
     def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
-        """Return the qualifiers that only tables with known columns have; None if all tables have known columns."""
+        """Return the qualifiers that only tables with known columns have.
+
+        Return None if the columns of all tables are known.
+        """
         if len(tables) == len(self._nodes):
             return None
         unknown_qualifiers = {
@@ -198,7 +200,7 @@ def _check(tree: exp.Expr) -> None:
     """Check that Trino's SQL has all constructs of the statement, with the same meaning.
 
     Raises:
-        UnsupportedStatement: Trino's SQL has no such construct, or it has another meaning.
+        UnsupportedStatement: Trino's SQL does not have a construct, or gives it another meaning.
     """
     nodes = list(tree.walk())
     names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
@@ -234,8 +236,9 @@ def _check(tree: exp.Expr) -> None:
 
 
 def _is_named(side: exp.Expr) -> bool:
-    """Return whether the columns of a side of a set operation are named in the statement, and not only by a
-    table.
+    """Return whether the statement names all columns of one side of a set operation.
+
+    Columns that only a table names do not count.
     """
     if not isinstance(side, exp.Select):
         return True
@@ -254,7 +257,7 @@ def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
 
 
 def _version_of(when: exp.Expr) -> str | None:
-    """Return the number of the snapshot in `AT (VERSION => …)`, or None for another clause."""
+    """Return the snapshot id in `AT (VERSION => …)`, or None for another clause."""
     number = when.args.get("expression")
     if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
         return None
@@ -262,7 +265,7 @@ def _version_of(when: exp.Expr) -> str | None:
 
 
 def _lower_ascii(name: str) -> str:
-    """Return the name in the form in which DuckDB compares names: É and é are different."""
+    """Return the form of a name in which DuckDB compares names. In this form, É and é are different."""
     return "".join(one.lower() if one.isascii() else one for one in name)
 
 
@@ -272,11 +275,14 @@ def _is_plain_join(node: exp.Join) -> bool:
 
 
 def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
-    """Replace `?`, `$1` and `$name` in the tree by their values if these can be written as plain literals."""
+    """Replace the parameters `?`, `$1` and `$name` in the tree by their values.
+
+    A parameter is replaced only if its value can be written as a plain literal.
+    """
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
-    # The order of a tree differs from the order of its text. If the parameters `?` are replaced by
-    # numbers, the same tree shows which parameter has which place.
+    # The order of the nodes in a tree differs from the order of the text. A tree of the same text with numbers instead
+    # of the parameters `?` shows the place of each parameter.
     numbered, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
     for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
         name = numbered_node.name
@@ -311,7 +317,7 @@ def _to_literal(value: Any) -> exp.Expr | None:
 
 
 def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
-    """Rewrite a condition in Trino's SQL if it has the same meaning there; otherwise hide its columns."""
+    """Rewrite a condition in Trino's SQL if it has the same meaning there. Otherwise hide its columns."""
     parts = _find_replacements(node, kinds, utc)
     if parts is None:
         for column in list(columns_in(node)):
@@ -387,8 +393,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
 
 
 def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | None:
-    """Return the kind of columns and subqueries that DuckDB orders as Trino does: one of `_ONE_KIND`, or `_TIMES` for
-    dates beside timestamps, which both convert to timestamps; None for others.
+    """Return the kind of columns and subqueries that DuckDB orders as Trino does, or None for other operands.
+
+    The kind is one of `_ONE_KIND`. For dates that are compared with timestamps it is `_TIMES`, because both engines
+    convert the dates to timestamps.
     """
     operand_kinds: set[str | None] = set()
     for operand in operands:
@@ -401,10 +409,10 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return the replacements of LIKE, also for the lower or upper case of a column.
+    """Return the replacements in a LIKE condition, also for the lower or upper case of a column.
 
-    `ILIKE` is compared in lower case, but only for ASCII characters; the analysis of `lower` leaves other
-    characters to DuckDB.
+    Trino has no `ILIKE`. It becomes a comparison in lower case, but only for ASCII characters. The analysis of `lower`
+    leaves other characters to DuckDB.
     """
     side, pattern = node.this.unnest(), node.expression
     column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
@@ -422,7 +430,7 @@ def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, e
 def _is_false_for_nan(node: exp.Expr) -> bool:
     """Return whether the comparison of a column with numbers is false in DuckDB if the column is NaN.
 
-    The comparison must also be used without a change: it is not negated, and not inside an expression.
+    The comparison must also be used directly: it is not negated, and not inside another expression.
     """
     match node:
         case exp.EQ() | exp.In() | exp.Between():
@@ -437,9 +445,7 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of a column or of a function of a column that has the same values in Trino, and its
-    constants.
-    """
+    """Return the kind of a column or of a function with the same values in Trino, and the constants in the function."""
     while isinstance(node, exp.Paren):
         node = node.this
     of_time = node is not None and kinds.kind(node.this) in ("date", "timestamp")
@@ -474,9 +480,7 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
 
 
 def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
-    """Return whether an equality compares a day, month or year of a column with a column, in the same way as
-    Trino.
-    """
+    """Return whether an equality compares a day, month or year of a column with another column, as Trino would."""
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
     kind, other = _find_term_kind(node, kinds)[0], kinds.kind(column.unnest())
@@ -507,7 +511,7 @@ def _find_only_column(query: exp.Expr) -> exp.Expr | None:
 
 
 def _is_condition(column: exp.Column) -> bool:
-    """Return whether the column itself is a condition, also if it is a result of CASE."""
+    """Return whether the column itself is a condition. It may also be a result of a CASE that is a condition."""
     node: exp.Expr = column
     while True:
         parent = node.parent

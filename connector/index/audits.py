@@ -1,9 +1,8 @@
 """Audits an index: verifies each live index file, counts the indexed rows, and reports problems to the server.
 
-When an audit reports an index file, the server quarantines the file only if the audit has read it
-completely and its content differs from the data. If the audit cannot read the file (network, credentials,
-local disk) or finds it damaged, the server checks the file itself. Index files that were replaced during
-the audit are not a problem.
+When an audit reports an index file, the server quarantines it only if the audit has read the file completely and its
+content differs from the data. If the audit cannot read the file (network, credentials, local disk) or finds it damaged,
+the server checks the file itself. An index file that was replaced during the audit is not a problem.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.runtime.errors import BadRequest
 
 _ATTEMPTS_MAX = 5
-"""The maximum number of attempts to load an index and its table at the same snapshot while other clients
-commit.
-"""
+"""The maximum number of attempts to load an index and its table at the same snapshot, while other clients commit."""
 LIVE, QUARANTINED = "live", "quarantined"
 _NOT_LIVE = "superseded"
 
@@ -44,8 +41,8 @@ class Audit:
     """The result of the audit of one index.
 
     Attributes:
-        rows: The number of rows in the snapshot's covered data files according to the index files. None if they
-            could not be counted; `uncounted` has the reason.
+        rows: The number of rows in the snapshot's covered data files, according to the index files. It is None if the
+            rows could not be counted, and `uncounted` then has the reason.
     """
 
     index: Index
@@ -55,16 +52,16 @@ class Audit:
     rows: int | None
     uncounted: str | None
     seed: int
-    """The seed of the samples; an audit with the same seed reads the same data files and keys."""
+    """The seed of the samples. An audit with the same seed reads the same data files and keys."""
 
     @property
     def covered(self) -> int:
-        """The number of rows in the covered data files according to the manifests."""
+        """The number of rows in the covered data files, according to the manifests."""
         return int(self.index.json["rows"])
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The problems of the index; empty if the index is correct."""
+        """The problems of the index. Empty if the index is correct."""
         problems = [f"{verdict.location}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
         if self.rows is not None and self.rows != self.covered:
             problems.append(f"its index files count {self.rows:,} rows, but its data files have {self.covered:,}")
@@ -91,7 +88,12 @@ class _AuditedIndex:
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
     def verify(self, listed: dict[str, Any], sample: int) -> VerificationResult:
-        """Verify a live index file and report problems to the server."""
+        """Verify a live index file, and report its problems to the server.
+
+        Args:
+            listed: The index file in the server's list.
+            sample: The number of data files to read again.
+        """
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
         if verdict.problems and self.report and not verdict.has_newer_version:
@@ -110,14 +112,16 @@ def verify_sample(
     verified: Collection[str],
     on_verdict: Callable[[VerificationResult, int], bool],
 ) -> bool:
-    """Verify the live index files of one index, except the files at the locations `verified`.
+    """Verify the live index files of one index, except the files at the locations in `verified`.
 
-    Return whether all index files are verified. The function reports problems and raises errors like
-    `audit_index`.
+    The function reports problems and raises errors as `audit_index` does.
 
     Args:
-        on_verdict: Called with each verdict and the size of the index file in bytes. If it returns False, the
-            function stops.
+        on_verdict: Called with each verdict and the size of the index file in bytes. If it returns False, the function
+            stops.
+
+    Returns:
+        Whether all index files are verified.
     """
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
@@ -174,7 +178,7 @@ def audit_index(
 
 
 def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
-    """Return an index task without a folder, because the audit writes no files."""
+    """Return an index task without a folder. An audit writes no files."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
@@ -184,9 +188,9 @@ def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMeta
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:
-    """Return the index, the table and its metadata, and whether both belong to the same snapshot.
+    """Return the index, the table and its metadata, and whether all of them belong to the same snapshot.
 
-    If other clients commit in the meantime, loading is repeated.
+    If other clients commit meanwhile, loading is repeated.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -201,9 +205,7 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTab
 
 
 def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> VerificationResult:
-    """Return the verdict, with an additional problem if the server's counts differ from the counts of the
-    index file.
-    """
+    """Return the verdict, with a further problem if the server's counts differ from the counts in the index file."""
     files, rows = listed["files"], listed["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
@@ -217,7 +219,7 @@ def _report_problems(client: IndexClient, table: Name, name: str, verdict: Verif
     try:
         answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
     except NotFound:
-        return _NOT_LIVE  # The index file was deleted in the meantime.
+        return _NOT_LIVE  # The index file has been deleted since it was listed.
     return str(answer["state"])
 
 
@@ -233,8 +235,9 @@ def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult])
 def _count_rows(
     client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[VerificationResult]
 ) -> int:
-    """Count the rows in the data files of the current snapshot according to the index files; count each data
-    file once.
+    """Count the rows in the data files of the current snapshot, according to the index files.
+
+    A data file that is in several index files is counted once.
     """
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     empty = np.empty(0, dtype=np.uint64)
@@ -249,7 +252,7 @@ def _count_rows(
 
 
 def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
-    """Return the high halves of the identities of data files, which are sufficient to match them."""
+    """Return the high halves of the identities of data files. They are sufficient to match data files."""
     rows = [
         row
         for row in zip(page["file_path"], page["file_size_in_bytes"], page["record_count"], strict=True)

@@ -1,12 +1,11 @@
-"""Builds an index: reads the data files that the index does not cover, in groups, and registers each index file.
+"""Builds an index: reads uncovered data files in groups, and registers an index file for each group.
 
-All state is on the server. An interrupted build loses only the groups that its workers were reading; the
-next build requests the files that are still missing and continues with them. Files that are committed
-during a build are missing as well. So a build repeats the request until the answer contains only files that
-the build has tried before. Builds do not block writers.
+All state is on the server. An interrupted build loses only the groups that its workers were reading. The next build
+requests the files that are still missing, and continues with them. Files that are committed during a build are missing
+as well. Therefore a build repeats the request until the response contains only files that the build has tried before.
+Builds do not block writers.
 
-`Workers` read the files, in this process or in a cluster (`spark/index_job.py`); both run the same pure
-function.
+`Workers` read the files, in this process or in a cluster (`spark/index_job.py`). Both run the same pure function.
 """
 
 from __future__ import annotations
@@ -34,29 +33,31 @@ from seamark.formats.index.definitions import of_id
 from seamark.formats.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
-"""The maximum number of times that a build requests missing files; the next build indexes files that are
-committed later.
+"""The maximum number of times that a build requests missing files.
+
+Files that are committed later are left to the next build.
 """
 SMALL_FILES, SMALL_BYTES = 64, 1 << 30
-"""A wave with fewer files and bytes is read in this process: starting a cluster takes longer."""
+"""A wave with fewer files and bytes than this is read in this process, because starting a cluster takes longer."""
 _GROUP_FILES_MIN = 8
 _GROUPS_PER_WORKER = 2
-"""The number of groups for each worker in a wave; with two groups, a slow group does not leave the other
-workers idle.
+"""The number of groups for each worker in a wave.
+
+With two groups, a slow group does not leave the other workers idle.
 """
 _SKIPPED_FILES_MAX = 1000
-"""The maximum number of skipped files whose reasons a build stores."""
+"""The maximum number of skipped files for which a build stores the reason."""
 
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """The limits of a group of data files; each group becomes an index file.
+    """The limits of a group of data files. Each group becomes an index file.
 
-    A data file above a limit is its own group.
+    A data file above a limit is a group of its own.
 
     Attributes:
-        rows: The maximum number of rows, which limits a worker's memory.
-        size_bytes: The maximum size of the whole files, although only indexed columns are read.
+        rows: The maximum number of rows, which limits the memory of a worker.
+        size_bytes: The maximum size of the whole files, although only the indexed columns are read.
     """
 
     files: int = 1000
@@ -73,7 +74,7 @@ class Progress:
 
     Attributes:
         files_total: The number of files, including files that are committed during the build.
-        eta_ms: The estimated end, in milliseconds since the epoch.
+        eta_ms: The estimated time of the end, in milliseconds since the epoch.
     """
 
     files_done: int
@@ -98,7 +99,7 @@ class BuildReport:
     files_not_indexed: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
-    """The server's answer when the build was finished."""
+    """The server's response to the end of the build."""
 
 
 class Workers(Protocol):
@@ -116,11 +117,11 @@ class Workers(Protocol):
 
 
 class ClusterFailed(Exception):
-    """The workers cannot be started, or their work failed; the message has one line."""
+    """Raised if the workers cannot be started, or their work fails. The message has one line."""
 
 
 class InProcessWorkers:
-    """Runs one group after another in this process."""
+    """Runs the groups one after the other in this process."""
 
     parallelism = 1
 
@@ -132,7 +133,7 @@ class InProcessWorkers:
 
 
 class AdaptiveWorkers:
-    """Runs small waves in this process, and starts the cluster at the first wave that is not small."""
+    """Runs small waves in this process, and starts the cluster at the first large wave."""
 
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
@@ -171,11 +172,11 @@ def build(
 ) -> BuildReport:
     """Index the data files that the index does not cover.
 
-    The report lists files that cannot be indexed. After an error or an interrupt, the build is rolled back with
-    the reason, and registered index files stay. The caller closes `workers`.
+    The report lists files that cannot be indexed. After an error or an interrupt, the build is rolled back with the
+    reason, and registered index files stay. The caller closes `workers`.
 
     Args:
-        exclusive: Whether to refuse to start while another build of the index is running.
+        exclusive: Whether to refuse the start while another build of the index is running.
 
     Raises:
         ClientError: The server refuses a request or cannot be reached.
@@ -192,7 +193,7 @@ def build(
 
 @contextmanager
 def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
-    """Start a build, which the block must finish.
+    """Start a build. The block has to finish it.
 
     If the block raises an exception, the build is rolled back with the reason.
     """
@@ -201,7 +202,7 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         yield started
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        with suppress(ClientError):  # The first error is raised.
+        with suppress(ClientError):  # The first error of the group is raised.
             client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
@@ -227,7 +228,7 @@ class _Run:
         self._on_progress = on_progress
         self._json = started
         self._tried: set[int] = set()
-        """The high halves of the identities of all files that workers received; no file is tried twice."""
+        """The high halves of the identities of all files that workers have received. No file is tried twice."""
         self._skipped = 0
         self._reasons: dict[str, str] = {}
         """The reasons why the first skipped files were skipped, by path."""
@@ -237,7 +238,7 @@ class _Run:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The final state of the build: it is rolled back, with a reason, if no file could be indexed."""
+        """The final state of the build. If no file could be indexed, the build is rolled back with a reason."""
         if not self._left_reasons or self._json["progress"]["index-files"]:
             return {}
         path, reason = self._left_reasons[0]
@@ -250,7 +251,7 @@ class _Run:
         return BuildReport(self._progress(ended), self._left_files, tuple(self._left_reasons), ended)
 
     def catch_up(self) -> bool:
-        """Index the missing files; return False if all of them had been tried before."""
+        """Index the missing files. Return False if the build has tried all of them before."""
         source = self._source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
@@ -265,7 +266,7 @@ class _Run:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
-        """Yield the missing files that were not tried before; request them page by page."""
+        """Yield the missing files that the build has not tried before. They are requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._source()
@@ -289,7 +290,7 @@ class _Run:
         self._on_progress(self._progress(self._json))
 
     def _choose_wave_limits(self) -> GroupLimits:
-        """Return limits that give every worker some groups, with at least `_GROUP_FILES_MIN` files in each."""
+        """Return limits with which every worker gets some groups of at least `_GROUP_FILES_MIN` files."""
         progress = self._json["progress"]
         shares = self._workers.parallelism * _GROUPS_PER_WORKER
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
@@ -310,7 +311,10 @@ class _Run:
 
 @dataclass(frozen=True)
 class BuildSource:
-    """A table during a build: the index task, and the columns whose values readers take from partition values."""
+    """A table during a build.
+
+    It contains the index task, and the columns whose values readers take from partition values.
+    """
 
     task: IndexTask
     partitioned: Mapping[int, frozenset[int]]
@@ -320,7 +324,7 @@ class BuildSource:
     def of(
         client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
     ) -> BuildSource:
-        """Load the table again, because its schema and storage credentials may change during a long build.
+        """Load the table. A long build does this repeatedly, because the schema and the storage credentials may change.
 
         Raises:
             TableReplaced: The name now refers to another table.
@@ -356,7 +360,7 @@ class BuildSource:
 
 
 class TableReplaced(Exception):
-    """The name now refers to another table."""
+    """Raised if the name of the table now refers to another table."""
 
 
 def _identity_columns_of(spec: PartitionSpec) -> frozenset[int]:
@@ -364,6 +368,6 @@ def _identity_columns_of(spec: PartitionSpec) -> frozenset[int]:
 
 
 def group_files(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
-    """Divide files, in their order, into groups within the limits; a group has at least one file."""
+    """Divide files into groups within the limits, in the order of the files. Each group has at least one file."""
     most = (limits.files, limits.size_bytes, limits.rows)
     return map(tuple, divide(files, lambda file: (1, file.size_bytes, file.records), most))

@@ -1,10 +1,10 @@
-"""Builds index files: reads the indexed columns of a group of data files and writes their index entries.
+"""Builds index files: reads the indexed columns of a group of data files, and writes their index entries.
 
-The results depend only on the given files, so tasks of the Spark job, the indexer and writers all use these
-functions. The caller registers the index file in the catalog; until then, no planner reads it.
+The result depends only on the files, so the Spark job, the indexer and writers all use these functions. The caller
+registers the index file in the catalog. Until then, no planner reads it.
 
-If a data file cannot be read with the values that all readers of the table see, it is left out and reported
-as skipped.
+Readers of the table must see the same values as the index. If this is uncertain for a data file, the file is left out
+and reported as skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
-"""Difference between a key of an integer type and its value: for 64-bit codes and for 16-byte keys (`keys.py`)."""
+"""The difference between a key of an integer type and its value, for 64-bit codes and for 16-byte keys (`keys.py`)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class IndexTask:
-    """Describes the index to build, for any files; picklable.
+    """Describes the index to build, for any data files. Instances can be pickled.
 
     Attributes:
         folder: The location of new index files.
@@ -75,8 +75,8 @@ class WrittenIndex:
     """The index file of a group of data files.
 
     Attributes:
-        location: The location of the index file; None if no data file could be indexed.
-        skipped: The path of each data file that was left out, and the reason.
+        location: The location of the index file, or None if no data file could be indexed.
+        skipped: The path of each data file that was left out, with the reason.
     """
 
     location: str | None
@@ -104,7 +104,7 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
 def write_index_file(
     task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
-    """Write the results of `build_entry` as an index file; write no file if there are no data files."""
+    """Write the results of `build_entry` as an index file. Without data files, no file is written."""
     if not files:
         return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
@@ -113,7 +113,7 @@ def write_index_file(
 
 
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
-    """Return the keys of each of the definition's terms.
+    """Return the keys of a data file for each term of the index definition.
 
     Raises:
         Unreadable: It is uncertain which values the file has.
@@ -140,7 +140,10 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
 def encode_index_file(
     table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], entries: Sequence[Any]
 ) -> Iterator[Part]:
-    """Yield the parts of an index file that has a result of `build_entry` for each data file, in this order."""
+    """Yield the parts of an index file.
+
+    `entries` has a result of `build_entry` for each data file, in the order of `files`.
+    """
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
@@ -154,16 +157,17 @@ def encode_index_file(
 
 
 def build_entry(definition: IndexDefinition, columns: list[Keys]) -> Any:
-    """Return the index entry of one data file, in the form of its kind.
+    """Return the index entry of one data file, in the form of the index kind.
 
     Args:
+        definition: The definition of the index.
         columns: The keys of each term.
     """
     return KINDS[definition.kind].build(columns, definition.parameters)
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
-    """Return the keys of a term's values, given a column of `read_columns`.
+    """Return the keys of the values of a term, given a column of `read_columns`.
 
     Raises:
         ValueError: A value has no key.

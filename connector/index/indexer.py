@@ -1,10 +1,10 @@
-"""Builds, merges and audits the indexes of all tables of a catalog, in rounds (the indexer).
+"""Builds, merges and audits the indexes of all tables of a catalog, in rounds.
 
-An indexer may stop at any time, and several may run concurrently. It requests the pending work from the
-server in each round. A build or merge starts only if no other build of its index is running. If two run
-nevertheless, the result is still correct. A failure is logged, delays further attempts with exponential
-backoff and does not affect other indexes. Between rounds, the indexer stores only these backoffs and the
-progress of unfinished audits. The server stores the time of the last audit of each index.
+An indexer may stop at any time, and several indexers may run concurrently. In each round, it requests the pending work
+from the server. A build or merge starts only if no other build of the same index is running. If two run nevertheless,
+the result is still correct. A failure is logged, delays further attempts with exponential backoff, and does not affect
+other indexes. Between rounds, the indexer stores only these backoffs and the progress of unfinished audits. The server
+stores the time of the last audit of each index.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 
 PASSES_MAX = 8
-"""The maximum passes of one build, so that a table with continuous writes does not block the other tables."""
+"""The maximum number of passes of one build.
+
+With this limit, a table with continuous writes does not block the other tables.
+"""
 MERGES_MAX = 64
-"""The maximum merges of one index in one round; eight levels may be due at the same time."""
+"""The maximum number of merges of one index in a round. Eight levels may be due at the same time."""
 BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
 BACKOFFS_MAX = 10_000
@@ -61,7 +64,7 @@ Key = tuple[Table, str, str]
 class AuditLimits:
     """The limits of audits in one round.
 
-    When a limit is reached, no further index file is verified. An index is audited again `every_s` seconds
+    When a limit is reached, no further index file is verified in the round. An index is audited again `every_s` seconds
     after its last audit.
     """
 
@@ -78,7 +81,7 @@ class Round:
 
     Attributes:
         files_not_indexed: The number of data files that cannot be indexed.
-        reason: The reason why one of them cannot be indexed.
+        reason: The reason why one of these files cannot be indexed.
         verified: The number of verified index files.
         damaged: The number of verified index files with problems.
         left: The number of actions that were left out because another builder was working on the index.
@@ -137,8 +140,8 @@ class Indexer:
     """Maintains the indexes of a catalog.
 
     Attributes:
-        open_workers: A context that is entered once in each round.
-        audit: The limits of audits; None: no index is audited.
+        open_workers: Opens the workers of a round, as a context manager.
+        audit: The limits of audits, or None to audit no index.
         now: Returns a monotonic time in seconds.
         now_ms: Returns the time in milliseconds since the epoch.
     """
@@ -209,7 +212,7 @@ class Indexer:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
-            # The state of the indexes is not requested, because the server would have to read the manifests.
+            # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
@@ -218,7 +221,7 @@ class Indexer:
                 if lag_files:
                     action = partial(self._build, table, index, workers, done)
                     self._run_unless_backed_off((table, index.name, "build"), action, done, lag_files=lag_files)
-                # Merges may be due even without a build, because other clients build index files as well.
+                # Merges may be due even without a build, because other clients also build index files.
                 full = any(count >= FANOUT for count in index.json["levels"].values())
                 if lag_files or full or index.json.get("misplaced"):
                     self._run_unless_backed_off(
@@ -235,7 +238,7 @@ class Indexer:
     def _run_audits(self, due: Sequence[_DueAudit], done: Round) -> None:
         """Audit as many index files as the limits allow.
 
-        Damaged index files are quarantined; the next round rebuilds them.
+        Damaged index files are quarantined. The next round builds them again.
         """
         if self.audit is None:
             return
@@ -317,7 +320,7 @@ class Indexer:
                 task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.list_unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
-                if written.location is None:  # The registry can replace files only by a new file.
+                if written.location is None:  # The registry can replace files only by a new file, so there must be one.
                     written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
                     written_files = [(written.location, written.size_bytes)]
@@ -337,7 +340,7 @@ class Indexer:
     def _run_unless_backed_off(
         self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None
     ) -> None:
-        """Run an action unless its backoff applies.
+        """Run an action, unless a backoff applies to it.
 
         Failures are logged. An error is raised only if the server is unavailable.
         """
@@ -368,7 +371,7 @@ class Indexer:
             self._backoffs.pop(key, None)
 
     def _back_off(self, key: Key, lag_files: int | None = None) -> float:
-        """Set a backoff that is twice as long as the previous backoff, and return it in seconds."""
+        """Set a backoff that is twice as long as the previous backoff, and return its duration in seconds."""
         previous = self._backoffs.pop(key, None)
         backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
         if len(self._backoffs) >= BACKOFFS_MAX:

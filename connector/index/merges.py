@@ -1,10 +1,9 @@
-"""Merges small index files of one definition into a larger file.
+"""Merges small index files of one definition into a larger index file.
 
-The scheme is a tiered LSM tree. Builds write index files of level 0. When a level has `FANOUT` files, they
-are merged into a file of the next level. A table therefore has few index files after any number of writes,
-and each entry is copied once for each level. Entries are copied as bytes if the index kind supports it; no
-data file is read. If a data file has two entries, the newer entry is kept. Entries of data files that no
-snapshot contains are dropped.
+The scheme is a tiered LSM tree. Builds write index files of level 0. When a level has `FANOUT` files, they are merged
+into a file of the next level. Therefore a table has few index files after any number of writes, and each entry is
+copied once for each level. Entries are copied as bytes if the index kind supports it. No data file is read. If a data
+file has two entries, the newer entry is kept. Entries of data files that no snapshot contains are dropped.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
-"""The approximate maximum size of a merged file; a file of at least half this size is not merged again."""
+"""The approximate maximum size of a merged file. A file of at least half this size is not merged again."""
 
 
 @dataclass(frozen=True)
 class RegisteredFile:
-    """A live index file in the catalog's list."""
+    """A live index file in the list of the catalog."""
 
     location: str
     level: int
@@ -41,9 +40,10 @@ class RegisteredFile:
 def select_merge(
     files: Iterable[RegisteredFile], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES
 ) -> list[RegisteredFile]:
-    """Return the files to merge now, oldest first; empty if no merge is due.
+    """Return the files to merge now, the oldest first. The result is empty if no merge is due.
 
-    These are the files of the lowest level that is due, or else files that must move to another folder.
+    They are the files of the lowest level that is due. If no level is due, they are files that have to move to another
+    folder.
     """
     levels: dict[int, list[RegisteredFile]] = {}
     misplaced: list[RegisteredFile] = []
@@ -59,24 +59,26 @@ def select_merge(
 
 
 def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
-    """Return the first files up to this total size, but at least one file if there is one."""
+    """Return the first files up to this total size. If there is a file, at least one is returned."""
     return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
 
 
 def merge_index_files(
     locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
 ) -> WrittenIndex:
-    """Merge index files of one table and definition into a durable file.
+    """Merge index files of one table and definition into a new file, and write it durably.
 
-    `location` of the result is None if no entry is left.
+    The `location` of the result is None if no entry is left.
 
     Args:
-        locations: The index files, oldest first.
-        dropped: The ordinals of data files to leave out, by location.
+        locations: The index files, the oldest first.
+        folder: The location of the new file.
+        storage: The storage of the index files.
+        dropped: The ordinals of data files to leave out, by the location of the index file.
 
     Raises:
-        Corrupt: A file is damaged; the message has its location.
-        ValueError: A file is damaged; the message has its location.
+        Corrupt: A file is damaged. The message has its location.
+        ValueError: A file is damaged. The message has its location.
     """
     opened = [open_index_file(storage.read(location), location) for location in locations]
     identities = {
@@ -107,8 +109,9 @@ def merge_index_files(
 
 
 def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
-    """Return a mask for each index file: bool[data files], the entries that are not dropped and not in a newer
-    index file.
+    """Return a mask of the entries to keep for each index file, as bool[data files].
+
+    An entry is kept if it is not dropped and no newer index file has an entry for the same data file.
     """
     seen: set[tuple[int, int]] = set()
     masks: list[Mask] = []

@@ -1,8 +1,8 @@
-"""Verifies an index file: its checksums, its row counts, and its entries against the data files.
+"""Verifies an index file: its checksums, its row counts, and its entries.
 
-There are three checks. All checksums of the file are correct. Its row counts equal the row counts of its
-data files, so no entries are lost. A sample of its data files is read again, and the entries match the keys
-in them.
+There are three checks. All checksums of the file must be correct. Its row counts must equal the row counts of its data
+files, so that no entries are lost. Finally, a sample of its data files is read again, and the entries must match the
+keys in them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 
 KEYS_SAMPLED = 50
-"""The number of keys of each sampled data file that are compared, for kinds that are compared key by key."""
+"""The number of keys of each sampled data file that are compared, for index kinds that are compared key by key."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class VerificationResult:
     unreadable_files: int = 0
     problems: tuple[str, ...] = ()
     is_unreadable: bool = False
-    """Whether the index file could not be read or is damaged; another reader may succeed."""
+    """Whether the index file could not be read or is damaged. Another reader may be able to read it."""
     has_newer_version: bool = False
-    """Whether the index file has a newer format version, which cannot be verified; this is not an error."""
+    """Whether the index file has a newer format version, which cannot be verified here. This is not an error."""
     listed: FilesTable | None = field(default=None, compare=False, repr=False)
-    """The data files of the index file; None if it could not be read."""
+    """The data files of the index file, or None if it could not be read."""
 
 
 def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> VerificationResult:
-    """Read the whole index file and up to `sample` of its data files.
+    """Read a whole index file, and compare it with up to `sample` of its data files.
 
     Problems of the index file are reported in the result and never raised.
     """
@@ -79,7 +79,7 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
             Unreadable,
             ValueError,
         ):
-            # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
+            # The data file has been deleted, or can no longer be read with the current schema of the table.
             verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
         verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)

@@ -1,1 +1,1 @@
-"""Jobs that maintain one table; the server's table services and `seamark run` run them."""
+"""Jobs that maintain one table. The server's table services and `seamark run` run them."""

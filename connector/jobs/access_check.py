@@ -1,4 +1,4 @@
-"""Checks that this process can reach the server and the storage, which every job of table services needs."""
+"""Checks that this process can reach the server and the storage. Every job of the table services needs both."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def check_access(
     endpoint: str = "",
     reaches_server: bool = True,
 ) -> dict[str, Any]:
-    """Send a request to the server, and write, read and delete an object.
+    """Send a request to the server, and write, read and delete an object in the storage.
 
     Args:
         client: A client with the login of the job.
-        table: Not used; each job has this parameter.
-        location: The folder in which the object is written; empty: no object is written.
+        table: Not used. Every job has this parameter.
+        location: The folder in which the object is written. If empty, no object is written.
         storage: The address of the store, as properties of a FileIO.
-        endpoint: The address of the objects gateway; any answer is sufficient. Empty: no request is sent to it.
+        endpoint: The address of the objects gateway. Any response of the gateway is sufficient. If empty, no request is
+            sent to the gateway.
         reaches_server: Whether to send a request to the server.
 
     Returns:
-        No totals, like a job that found nothing to do.
+        No totals, as a job that has found nothing to do.
 
     Raises:
-        RuntimeError: The storage cannot be used; the message has the reason.
+        RuntimeError: The storage cannot be used. The message has the reason.
         ClientError: The server cannot be reached, or refuses the login.
     """
     if reaches_server:

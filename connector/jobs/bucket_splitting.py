@@ -1,7 +1,8 @@
-"""Splits data files of earlier bucket counts: after a resize, writes their rows to files of the current buckets.
+"""Splits data files of earlier bucket counts: after a resize, it writes their rows to files of the current buckets.
 
-Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a
-separate commit, so an interrupted split keeps the batches that it has committed, and writers never wait.
+Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a separate commit.
+    So an
+interrupted split keeps the batches that it has committed, and writers never wait.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 SPLIT_BY = "split-by"
 """A key in the summary of the commits that split buckets."""
 BATCH_BYTES, BATCH_FILES = 512 << 20, 500
-"""Limits of the files that a commit replaces."""
+"""The maximum size and number of the files that one commit replaces."""
 
 
 def split_buckets(
     client: SeamarkClient, table: Name, *, dry_run: bool = False, settled: bool = False, branch: str = MAIN
 ) -> RewriteReport:
-    """Split all files of specs with fewer buckets.
+    """Split all files of partition specs with fewer buckets.
 
     Args:
         client: A client of the server.
@@ -56,7 +57,7 @@ def split_buckets(
     recheck_after_s = 0.0
     if settled:
         due, recheck_after_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
-    # The files are split partition by partition, so that a commit writes to few of the new buckets.
+    # The files are split partition by partition, so each commit writes to few of the new buckets.
     ordered = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
     policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))

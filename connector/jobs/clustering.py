@@ -90,21 +90,22 @@ from seamark.formats.iceberg.metadata.clustering import (
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""Layers of small partitions are committed together up to these limits."""
+"""The maximum size and number of files of small partitions whose layers are committed together."""
 RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
-"""Approximate limits of the rows that are sorted in memory together, as bytes of data files and as a number."""
+"""Approximate limits of the rows that are sorted in memory together: bytes of data files, and number of rows."""
 SPILL_BYTES = 32 << 30
-"""The maximum bytes of the temporary files of one layer, because small data files may have many rows."""
+"""The maximum size of the temporary files of one layer. It is limited because small data files may have many rows."""
 JOINED_ROWS = 20_000_000
-"""The maximum rows of a joined table, which is in memory."""
+"""The maximum number of rows of a joined table. The whole table is in memory."""
 SAMPLE_ROWS = 200_000
 _FILE_ROWS_MAX_FACTOR = 1.5
-"""The maximum rows of a file, as a multiple of the usual number; it applies if the sample has too few of
-its rows.
+"""The maximum number of rows of a file, as a multiple of the usual number.
+
+It applies if the sample has too few of the rows of the file.
 """
 _ROWS_AT_ONCE = 65_536
 _SEALED_BYTES = 1 << 20
-"""The bytes of an encrypted block of a temporary file."""
+"""The size of a block of a temporary file before its encryption."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
@@ -121,12 +122,12 @@ def cluster_incrementally(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Cluster the files that are not clustered yet, by the policy of the table's properties.
+    """Cluster the files that are not clustered yet, by the policy in the table's properties.
 
     Args:
         full: Whether to cluster also layers of another layout.
-        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
-            an estimate.
+        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
+            estimate.
         settled: Leave out files that writers will probably replace soon.
         runner: Runs the rewrites, in this process or elsewhere.
 
@@ -198,10 +199,11 @@ def _build_new_layers(
 
 
 def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a rewrite: the loose files, and the files of small layers.
+    """Yield the layers of a rewrite, each with the loose files and the files of small layers.
 
     Args:
-        layers: The layers, ascending by size.
+        loose: The files that belong to no layer.
+        layers: The layers, in ascending order of size.
     """
     for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
         merged, size_bytes = list(part), _size_of(part)
@@ -238,7 +240,7 @@ def _rewrite(
     read_plan = plan_read(opened, names, TRUE, positions=True)
     suffix = layout.suffix(generate_layer_name())
     layout_ids = [field.id for field in opened.schema.fields if field.name in attributes.columns]
-    # Files that are encrypted in different ways do not share a new file.
+    # Files with different encryption cannot share a new file.
     divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
     protections: dict[EncryptionScheme | None, FileProtection | None] = {}
     for layer in layers:
@@ -256,8 +258,8 @@ def _rewrite(
                 check = require_unchanged_scheme(scheme, target, keys)
                 works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
                 first += sum(task.records for task in members)
-            # Bounds are as long as the first layer needs, because strings of different partitions are assumed to
-            # be similar.
+            # The bounds of all layers are as long as the first layer needs, because the strings of all partitions are
+            # assumed to be similar.
             properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
             into = replace(target, properties=properties)
             with TableWriter(into, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
@@ -272,10 +274,10 @@ def _rewrite(
 
 @dataclass
 class _LayerWork:
-    """Writes the rows of one layer, whose files have the same encryption.
+    """Writes the rows of one layer. The files of a layer have the same encryption.
 
     Attributes:
-        first: The origin of the first row of its first file.
+        first: The number of the layer's first row among the rows of the rewrite.
     """
 
     opened: OpenTable
@@ -300,7 +302,7 @@ class _LayerWork:
         sampled = to_sortable_keys(clustering.keys(sample))
         bounds = choose_range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
-        # Rows of an older partition spec go to several partitions, each of which gets its own files.
+        # Rows of an older partition spec go to several partitions. Each of these partitions gets its own files.
         cut = _FileDivider(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_ROWS_MAX_FACTOR * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
@@ -315,7 +317,7 @@ class _LayerWork:
 
     @cached_property
     def sample(self) -> tuple[int, pa.Table]:
-        """The number of rows, and a sample of the rows with the clustering columns."""
+        """The number of rows, and a sample of the rows with their clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, samples = np.random.default_rng(1), 0, []
@@ -326,7 +328,7 @@ class _LayerWork:
         return rows, pa.Table.from_batches(samples, narrow.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-        """Yield the rows with their origins."""
+        """Yield the rows of the layer with their origins."""
         reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first = self.first
@@ -339,10 +341,10 @@ class _LayerWork:
 
 @dataclass
 class _FileDivider:
-    """Divides rows into files: a file ends before the first row whose key reaches the next bound, or after
-    `rows_max` rows.
+    """Divides rows into files.
 
-    The caller passes the rows in the order of their keys.
+    A file ends before the first row whose key reaches the next bound, or after `rows_max` rows. The caller passes the
+    rows in the order of their keys.
     """
 
     writer: TableWriter
@@ -366,11 +368,11 @@ class _FileDivider:
 
 
 class _Spill:
-    """Temporary files of rows, one for each range of keys; if there is only one range, its rows stay in memory.
+    """Temporary files of rows, with one file for each range of keys. The rows of a single range stay in memory.
 
     Attributes:
-        sealed: Whether the files are encrypted with keys in memory. Rows of encrypted files must not be on disk
-            otherwise.
+        sealed: Whether the files are encrypted with keys in memory. Rows of encrypted data files must not be on disk
+            without encryption.
     """
 
     def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
@@ -379,7 +381,7 @@ class _Spill:
         self._kept: list[pa.RecordBatch] = []
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
-        """Up to two keys of each range."""
+        """Up to two distinct keys of each range."""
         self._sinks: list[pa.NativeFile | _EncryptedFile] = []
         self._opened = ExitStack()
 
@@ -393,7 +395,10 @@ class _Spill:
         """Add rows to the files of their ranges.
 
         Args:
-            numbers: The range of each row.
+            batch: The rows.
+            origins: The origin of each row.
+            keys: The key of each row.
+            numbers: The number of the range of each row.
 
         Raises:
             BadRequest: The files become too large.
@@ -434,9 +439,9 @@ class _Spill:
         return io.BufferedReader(_EncryptedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
-        """Yield the rows of each range with their origins and keys; the ranges are in ascending order.
+        """Yield the rows of each range with their origins and keys. The ranges are in ascending order.
 
-        Any number of rows with the same key is yielded in several batches.
+        Many rows with the same key are yielded in several batches.
         """
         if self._kept:
             yield _join_batches(self._kept)
@@ -452,9 +457,9 @@ class _Spill:
 
 
 class _EncryptedFile(io.RawIOBase):
-    """A file of encrypted blocks, each after its length.
+    """A file of encrypted blocks. The length of each block is stored before the block.
 
-    The file has its own key, and the nonce of a block is its number.
+    The file has its own key, and the nonce of a block is the number of the block.
     """
 
     def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:
@@ -471,7 +476,7 @@ class _EncryptedFile(io.RawIOBase):
         return self._size_bytes
 
     def write(self, data: Any) -> int:
-        data = data[:_SEALED_BYTES]  # The writer calls this again with the rest of a long column.
+        data = data[:_SEALED_BYTES]  # The writer calls this function again with the rest of a long column.
         block = self._cipher.encrypt(self._nonce(), bytes(data), None)
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)

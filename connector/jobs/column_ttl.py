@@ -1,6 +1,4 @@
-"""Removes the values of expired columns, by the policy of a table
-(`formats/iceberg/metadata/column_ttl.py`).
-"""
+"""Removes the values of expired columns, by the policy of a table (`formats/iceberg/metadata/column_ttl.py`)."""
 
 from __future__ import annotations
 
@@ -24,17 +22,17 @@ from seamark.formats.runtime import errors
 def expire_columns(
     client: SeamarkClient, table: Name, *, dry_run: bool = False, now_ms: int | None = None
 ) -> RewriteReport:
-    """Remove the columns that have expired now.
+    """Remove the columns that have expired by now.
 
-    If only some rows of a partition have expired, the partition stays until all have expired.
+    If only some rows of a partition have expired, the partition stays until all of its rows have expired.
 
     Args:
         client: A client of the server.
         table: The table.
-        dry_run: Report the files that would be rewritten and an estimate of the size of the new files, and
-            commit nothing.
-        now_ms: The time at which columns are checked for expiration, in milliseconds since the epoch. If None,
-            the time of the clock.
+        dry_run: Report the files that would be rewritten and an estimate of the size of the new files, and commit
+            nothing.
+        now_ms: The time at which columns are checked for expiration, in milliseconds since the epoch. None means the
+            time of the clock.
 
     Raises:
         BadRequest: The table has no policy or an invalid policy, or a column cannot be dropped from files

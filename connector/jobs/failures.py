@@ -1,4 +1,4 @@
-"""Describes the failure of a job for the timeline and for the answer to a statement."""
+"""Describes the failure of a job, for the timeline and for the result of a statement."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.runtime.errors import SeamarkError
 
 FAILURES = (ClientError, SeamarkError, Unreadable, OSError)
-"""The errors that a job expects; their texts describe the failure."""
+"""The errors that a job expects. Their messages describe the failure."""
 _ERRORS_WITHOUT_VALUES = (*FAILURES, Unwritable, RuntimeError)
-"""The errors whose texts quote no values of rows."""
+"""The errors whose messages quote no values of rows."""
 
 
 def format_error_line(error: Exception, max_characters: int, *, with_class: bool) -> str:
-    """Return the error on one line of at most `max_characters` characters.
+    """Return the error as one line of at most `max_characters` characters.
 
-    A process that has keys of encrypted files leaves out the texts of errors of libraries. These texts may
-    quote values of rows, and all readers of the table can see them.
+    A process with keys of encrypted files leaves out the messages of library errors. These messages may quote values of
+    rows, and all readers of the table can see the line.
 
     Args:
         with_class: Whether the line begins with the name of the error's class.

@@ -1,9 +1,8 @@
 """Merges data files and removes columns from them on request: `MERGE FILES` and `DROP COLUMNS`.
 
-Both rewrite the partitions that a condition selects, and copy row groups where this is possible
-(`write/copies.py`). A merge changes no row. A drop removes columns from the files: readers then see null in
-these partitions, and the table's schema stays. A drop changes rows, so its commits have the operation
-`overwrite`.
+Both rewrite the partitions that a condition selects, and copy row groups if possible (`write/copies.py`). A merge
+changes no row. A drop removes columns from the files. Readers then see null in these partitions, and the table's schema
+does not change. A drop changes rows, so its commits have the operation `overwrite`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 
 GOOD_SIZE_FRACTION = 0.75
-"""The size, as a fraction of the target size, from which on a file without deleted rows is not rewritten."""
+"""The fraction of the target size above which a file without deleted rows is not rewritten."""
 
 
 def merge_files(
@@ -63,13 +62,14 @@ def merge_files(
     utc: bool = True,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Merge the files of each partition that `where` selects to files of the target size, and apply their deletes.
+    """Merge the files of each selected partition into files of the target size, and apply their deletes.
 
-    Partitions with only one file, and files of about the target size, stay.
+    A partition with a single file stays, and so does a file of about the target size.
 
     Args:
-        target_bytes: The target size; by default, the table's.
-        utc: Whether times without a zone in `where` are UTC; otherwise a condition on a time is refused.
+        where: Selects the partitions, or None for all partitions.
+        target_bytes: The target size. The default is the target size of the table.
+        utc: Whether times without a zone in `where` are UTC. If not, a condition on a time is refused.
         runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
@@ -113,20 +113,21 @@ def drop_columns(
     whole_partitions: bool = False,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Remove these columns from the files of the partitions that `where` selects, and merge small files.
+    """Remove these columns from the files of the selected partitions, and merge small files.
 
-    The schema stays, and readers see null. Files without the columns stay, so a repeat does nothing.
+    The schema does not change, and readers see null. Files without the columns stay, so a repeat does nothing.
 
     Args:
-        dry_run: Report the files that would be replaced and commit nothing. The reported size of the new files
-            is the size of the old files without the columns.
+        where: Selects the partitions, or None for all partitions.
+        dry_run: Report the files that would be replaced, and commit nothing. The reported size of the new files is the
+            size of the old files without the columns.
         utc, runner: See `merge_files`.
-        whole_partitions: Whether partitions that `where` selects only in part are left out. If False, such a
-            condition is refused.
+        whole_partitions: Whether partitions that `where` selects only in part are left out. If not, such a condition is
+            refused.
 
     Raises:
-        BadRequest: A column cannot be null or is required by the table's layout; the condition does not select
-            whole partitions; files are encrypted or not Parquet; or the table has format version 1.
+        BadRequest: A column cannot be null or is required by the table's layout. Or the condition does not select whole
+            partitions, or files are encrypted or not Parquet, or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     ids = [_find_droppable(opened, name) for name in columns]
@@ -137,7 +138,7 @@ def drop_columns(
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
     keys = keys_of_table(opened.name)
     select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
-    if whole_partitions:  # Most runs of a policy find no files.
+    if whole_partitions:  # Most runs of a policy find no files to rewrite.
         bound = bind_filter(where, opened)
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
@@ -171,7 +172,7 @@ class _PartitionRewrite:
     """A rewrite of partitions: the tables to read and to write, and the rules.
 
     Attributes:
-        read: The table with the schema of the new files, which `target` also has.
+        read: The table with the schema of the new files. `target` has the same schema.
     """
 
     opened: OpenTable
@@ -179,7 +180,7 @@ class _PartitionRewrite:
     target: WriteTarget
     policy: CopyPolicy | None
     null_leaves: frozenset[int] = frozenset()
-    """The leaf columns that the new files lack."""
+    """The leaf columns that the new files do not have."""
 
     def batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
         """Return the files of each commit, with the function that rewrites them."""
@@ -194,9 +195,9 @@ class _PartitionRewrite:
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
-    """Return the file with counts that state that these columns are null in all rows.
+    """Return the file with counts which state that these columns are null in all rows.
 
-    Plans then leave the file out for conditions on these columns, and the next drop does not have to open it.
+    Plans then leave out the file for conditions on these columns, and the next drop does not have to open the file.
     """
     rows, changed = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
@@ -211,8 +212,8 @@ class _DroppedColumns(NamedTuple):
 
     Attributes:
         ids: The ids of the columns and of all fields in them.
-        leaves: The dropped leaves that have counts: leaves that are not in lists or maps.
-        names: The names of `leaves`; empty if other leaves are dropped, too.
+        leaves: The dropped leaf columns that have counts: leaf columns that are not in lists or maps.
+        names: The names of `leaves`. Empty if other leaf columns are dropped, too.
         remaining_schema: The schema without the columns.
     """
 
@@ -239,9 +240,10 @@ class _DroppedColumns(NamedTuple):
         return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, remaining)
 
     def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
-        """Return the size of the columns in a file, or 0 if the file lacks them or they are null in all rows.
+        """Return the size of the columns in a file.
 
-        A file without field ids is assumed to have the columns.
+        The size is 0 if the file does not have the columns, or if they are null in all rows. A file without field ids
+        is assumed to have the columns.
 
         Raises:
             Unreadable: The file cannot be read.
@@ -301,7 +303,7 @@ def _select_tasks(
 
 
 def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
-    """Check that all files can be rewritten, because readers would still see the values in other files.
+    """Check that all files can be rewritten. In other files, readers would still see the values.
 
     Raises:
         BadRequest: A file cannot be rewritten.
@@ -315,7 +317,7 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
 
 
 def _find_droppable(opened: OpenTable, name: str) -> int:
-    """Return the id of a column that may be null in all rows.
+    """Return the id of a column. All values of the column must be allowed to be null.
 
     Raises:
         BadRequest: The table has no column with this name, or its values cannot be dropped.
@@ -337,7 +339,7 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
 
 
 def _column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this name, or the only column whose name differs just in case.
+    """Return the column with this name, or the only column whose name differs from it only in case.
 
     Raises:
         BadRequest: Several names differ from it only in case.
@@ -363,7 +365,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 def _find_path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
-    """Return the fields on the path through structs to a column."""
+    """Return the fields on the path through structs to a column, or None."""
     for field in fields:
         if field.id == column_id:
             return [field]

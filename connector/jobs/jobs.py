@@ -1,8 +1,8 @@
-"""Defines the job of each table service; a job reads and commits like any other client.
+"""Defines the job of each table service. A job reads and commits as any other client does.
 
-A job is registered with the declaration of its service (`formats/services/services.py`). It receives a
-client and a table, and returns its totals, which are empty if there was nothing to do. A job that raises an
-error is repeated later.
+A job is registered with the declaration of its service (`formats/services/services.py`). It receives a client and a
+table, and returns its totals. The totals are empty if there was nothing to do. A job that raises an error is repeated
+later.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
 def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteReport]], RunJob]:
     """Register the decorated function as the job of a service that rewrites data files.
 
-    The registered job holds the rewrite lease of the table. If another job holds the lease for longer than the
-    argument `wait_s`, the job does nothing and is due again soon. If some files cannot be read, the job
-    rewrites the others and raises RuntimeError.
+    The registered job holds the rewrite lease of the table. If another job holds the lease for longer than the argument
+    `wait_s`, the job does nothing and is soon due again. If some files cannot be read, the job rewrites the other files
+    and then raises RuntimeError.
     """
     assert service.rewrites_files, f"{service.name} rewrites no data files; use table_job"
 
@@ -94,7 +94,7 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Build, merge and audit the indexes of a table.
 
     Raises:
-        RuntimeError: A part of the work failed, or data files are left out. The rest of the work is done.
+        RuntimeError: A part of the work failed, or data files were left out. All other work was done.
     """
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
@@ -103,7 +103,7 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
         raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if done.files_not_indexed:
         raise RuntimeError(f"{done.reason}. Queries read these files unless their column statistics exclude them")
-    if done.left:  # The other builder may have been killed.
+    if done.left:  # The other builder may have been killed, so the job must run again.
         raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
     if not (done.builds or done.merges or done.verified):
         return {}

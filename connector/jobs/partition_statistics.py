@@ -1,8 +1,7 @@
-"""Writes a partition statistics file, a Parquet file with totals of each partition of a snapshot.
+"""Writes a partition statistics file: a Parquet file with totals of each partition of a snapshot.
 
-The Iceberg spec defines the format ("Partition Statistics File").
-
-The totals come from the server's listing of partitions; no data file is read.
+The Iceberg spec defines the format ("Partition Statistics File"). The totals come from the server's list of partitions.
+No data file is read.
 """
 
 from __future__ import annotations
@@ -38,22 +37,20 @@ _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
     (11, "last_updated_at", pa.int64(), "last_updated_ms"),
     (12, "last_updated_snapshot_id", pa.int64(), "last_updated_snapshot_id"),
 )
-"""The field id, name and type of each column, and its column in the listing of partitions.
+"""The field id, name and type of each column of the file, and its name in the server's list of partitions.
 
-The last is None if the value is unknown unless the deletes are read. Fields up to `data_file_size` are
-required, and in version 3 the fields up to id 9.
+The last is None for a value that is unknown without reading the deletes. Fields up to `data_file_size` are required. In
+version 3, the fields up to id 9 are required, too.
 """
 _REQUIRED, _REQUIRED_V3 = 5, 9
 _DV_COUNT = (13, "dv_count")
 _VECTORS = "puffin"
 _DECIMAL_BYTES = 16
-"""The bytes of a value of Arrow's decimal128."""
+"""The number of bytes of a value of Arrow's decimal128."""
 
 
 def is_partitioned(metadata: TableMetadata) -> bool:
-    """Return whether a partition spec has a field with a typed value; other tables have no partition
-    statistics.
-    """
+    """Return whether a partition spec has a field with a typed value. Other tables have no partition statistics."""
     return bool(_unify_fields(metadata))
 
 
@@ -98,11 +95,11 @@ def write_partition_statistics(
 
 
 def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
-    """Return the values as an array, also decimals with one digit more than the type has.
+    """Return the values as an array. Decimals may have one digit more than their type.
 
-    Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet
-    can store these decimals, because both store the unscaled number in whole bytes. Otherwise the function
-    returns the result of `arrow_array`.
+    Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet can
+    store such a decimal, because both store the unscaled number in whole bytes. For other values, the function returns
+    the result of `arrow_array`.
     """
     if base_name(kind) != "decimal":
         return arrow_array(kind, values)
@@ -114,7 +111,7 @@ def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
 def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
     """Return the name and type of each field of all specs, by field id.
 
-    If specs have different names for a field, the newest spec is used.
+    If a field has different names in several specs, the name in the newest spec is used.
     """
     fields: dict[int, tuple[str, str]] = {}
     for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
@@ -149,5 +146,5 @@ def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
-    """Return the sort key of a value; null is first."""
+    """Return the sort key of a value. Null sorts first."""
     return (value is not None, 0 if value is None else value)

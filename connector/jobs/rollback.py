@@ -20,9 +20,9 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The result of a rollback: the snapshot of the job (`undone_id`), and the files that were restored and removed.
+    """The result of a rollback: the undone snapshot (`undone_id`), and the numbers of restored and removed files.
 
-    For a rewrite of manifests, there are no such files.
+    A rollback of a rewrite of manifests restores and removes no files.
     """
 
     undone_id: int
@@ -32,17 +32,17 @@ class RolledBack:
 
 
 def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None, *, branch: str = MAIN) -> RolledBack:
-    """Restore the files that the commit of a job replaced, and preserve the later commits of writers.
+    """Restore the files that the commit of a job replaced, and keep the later commits of writers.
 
     Args:
         client: A client of the server.
         table: The table.
-        snapshot_id: The snapshot of the job. If None, the snapshot of the newest job that is not undone.
+        snapshot_id: The snapshot of the job. None means the snapshot of the newest job that is not undone.
         branch: The branch of the snapshot.
 
     Raises:
         BadRequest: There is no such job, or it cannot be undone.
-        Conflict: Later commits changed its files.
+        Conflict: Later commits changed the files of the job.
     """
     if snapshot_id is None:
         snapshot_id = _find_newest_id(client, table, branch)

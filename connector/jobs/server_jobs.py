@@ -1,8 +1,7 @@
-"""Requests jobs that the server does: expiration of snapshots, removal of orphan files, and rewriting of
-manifests.
+"""Requests the jobs that the server runs itself: expiring snapshots, removing orphan files, and rewriting manifests.
 
-The server does these jobs because it writes all manifests and manifest lists, has the rights to delete
-files, and has the records of which tables need the files.
+The server runs these jobs because it writes all manifests and manifest lists, has the right to delete files, and knows
+which tables need the files.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ def expire(
 
 @dataclass
 class OrphanTotals:
-    """The totals of a removal of orphan files, over all its requests.
+    """The totals of all requests of a removal of orphan files.
 
     Attributes:
         listed: The number of files in the folders.
         locations: The locations of the first removed files.
         uploads: The number of unfinished multipart uploads that were aborted.
-        files_unconfirmed: The number of files that are old only according to the clock. They stay until the catalog
-            has itself observed this time.
+        files_unconfirmed: The number of files that are old by the clock only. They stay until the catalog has seen
+            enough time pass.
     """
 
     files: int = 0
@@ -127,12 +126,12 @@ def rewrite_manifests(
     Args:
         client: A client of the server.
         table: The table.
-        min_count: The number of manifests of one partition spec and content from which on they are rewritten.
-            If None, the value of the table's property.
+        min_count: The number of manifests of one partition spec and content above which they are rewritten. None means
+            the value of the table's property.
         dry_run: Report the manifests that would be replaced, and commit nothing.
 
     Returns:
-        The report, as defined by docs/reference/openapi.json (rewriteManifests).
+        The report. docs/reference/openapi.json defines its form (rewriteManifests).
 
     Raises:
         NotFound: The table does not exist.

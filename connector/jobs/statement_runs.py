@@ -1,9 +1,9 @@
-"""Runs a statement that maintains the files of a table, here or in a separate process.
+"""Runs a statement that maintains the files of a table, in this process or in a separate process.
 
     python -m seamark.connector.jobs.statement_runs
 
-reads a `StatementJob` as JSON from its input and writes a `StatementAnswer`. The process may be killed at any time:
-each commit of the job is complete, and files that it has not committed are orphan files.
+reads a `StatementJob` as JSON from its input, and writes a `StatementAnswer`. The process may be killed at any time.
+Each commit of the job is complete, and files that the job has not committed are orphan files.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _result_of(report: RewriteReport) -> StatementResult:
 
 
 def answer_of(job: StatementJob) -> StatementAnswer:
-    """Run a statement and return the answer; an error of any kind becomes an answer with one line."""
+    """Run a statement, and return its answer. An error of any kind becomes an answer with a one-line message."""
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
@@ -102,9 +102,9 @@ def answer_of(job: StatementJob) -> StatementAnswer:
 
 
 def main(source: Any = None) -> None:
-    """Answer the statement in the standard input, or in `source`.
+    """Run the statement in the standard input, or in `source`, and write its answer.
 
-    Prints of libraries go to standard error, so that they cannot damage the answer.
+    The output of libraries goes to standard error, so that it cannot damage the answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -30,12 +30,15 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BEGINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+alter\b", re.IGNORECASE | re.DOTALL)
-"""The quantifiers are possessive: with backtracking, a line of 40 dashes would take seconds."""
+"""Matches the beginning of a statement.
+
+The quantifiers are possessive, because with backtracking, a line of 40 dashes would take seconds.
+"""
 _SIZE = re.compile(r"([1-9]\d{0,11})\s*(B|[KMGT]I?B)", re.IGNORECASE)
 
 
 class MergeFiles(msgspec.Struct, frozen=True, tag="merge-files"):
-    """Merges the data files of the partitions that `where` selects; if `where` is None, of all partitions."""
+    """Merges the data files of the partitions that `where` selects. If `where` is None, all partitions are selected."""
 
     table: tuple[str, ...]
     where: str | None = None
@@ -83,10 +86,10 @@ class StatementJob(msgspec.Struct, frozen=True):
 
 
 class StatementAnswer(msgspec.Struct, frozen=True):
-    """The answer to a statement.
+    """The answer to a statement: its result or its error.
 
     Attributes:
-        error: The reason why the statement failed; there is then no result.
+        error: The reason why the statement failed. If it is set, there is no result.
     """
 
     result: StatementResult | None = None
@@ -113,7 +116,7 @@ def parse_statement(text: str) -> TableStatement | None:
     """Return the parsed statement, or None if the text is another statement.
 
     Raises:
-        BadRequest: The statement has a mistake; the message has its position.
+        BadRequest: The statement has a mistake. The message has the position of the mistake.
     """
     if len(text) > TEXT_MAX or not _BEGINS.match(text):
         return None
@@ -121,7 +124,10 @@ def parse_statement(text: str) -> TableStatement | None:
 
 
 def parse_bytes(text: str) -> int | None:
-    """Return the bytes of a size such as `512MB`, or None if the text is not a size; units are powers of 1024."""
+    """Return the number of bytes in a size such as `512MB`, or None if the text is not a size.
+
+    Units are powers of 1024.
+    """
     match = _SIZE.fullmatch(text.strip())
     return None if match is None else int(match[1]) << 10 * "BKMGT".index(match[2][0].upper())
 
@@ -150,7 +156,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _accept_words(self, *words: str) -> bool:
-        """Consume these words if they are next, and return whether they were."""
+        """Consume these words if they are next, and return whether they were next."""
         next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
         if next_words != words:
             return False
@@ -164,7 +170,7 @@ class _Parser:
         return True
 
     def _parse_name(self) -> tuple[str, ...] | None:
-        """Parse a name of one or several levels; return None if there is no name."""
+        """Parse a name of one or several levels, and return its levels. Return None if there is no name."""
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
@@ -174,7 +180,7 @@ class _Parser:
         return None
 
     def _parse_predicate(self) -> str | None:
-        """Parse the text between parentheses; return None if they do not match or the text is empty."""
+        """Return the text between parentheses. Return None if the parentheses do not match or the text is empty."""
         if not self._accept_mark("("):
             return None
         begin, depth = self._next.start, 1

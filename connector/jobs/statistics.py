@@ -1,14 +1,13 @@
-"""Computes the statistics of a table: the number of distinct values of each column, and totals of each
-partition.
+"""Computes the statistics of a table: the number of distinct values of each column, and totals of each partition.
 
-They are stored in files to which the table's metadata refers (Iceberg spec, "Table Statistics" and
-"Partition Statistics").
+The statistics are stored in files to which the table's metadata refers (Iceberg spec, "Table Statistics" and "Partition
+Statistics").
 
-Sketches of distinct values can be united. So if an earlier snapshot has statistics, only files with rows
-that these statistics do not count are read. Values of removed rows stay in a sketch. When many rows were
-removed, columns are read completely again.
+Sketches of distinct values can be united. If an earlier snapshot has statistics, only files with rows that these
+statistics do not count are read. Values of removed rows stay in a sketch. If many rows were removed, columns are read
+completely again.
 
-The commit changes no snapshot, so it conflicts with no writer.
+The commit of statistics changes no snapshot, so it conflicts with no writer.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class StatisticsReport:
     """The result of a computation of statistics.
 
     Attributes:
-        columns: The number of columns with a number of distinct values.
+        columns: The number of columns for which the number of distinct values is known.
         columns_read: The number of these columns that were read completely.
         files: The number of data files that were read.
         partitions: The number of partitions in the partition statistics.
@@ -146,10 +145,10 @@ class _Computation:
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """Return the sketch of an ancestor for each column, and the rows that were removed since the column was read
-        completely.
+        """Return the sketch of each column in an ancestor, and the number of rows removed since its last full read.
 
-        Columns with too many removed rows are left out, and so are columns of statistics files that cannot be read.
+        Columns with too many removed rows are left out. Columns in statistics files that cannot be read are left out,
+        too.
         """
         file, newest = self._newest.file, self._newest
         blobs = {column: blob for column, blob in newest.blobs(self._metadata).items() if column in self._types}
@@ -237,7 +236,7 @@ class _Computation:
     def _update(self, updates: list[dict[str, object]]) -> None:
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
         update_table(self._client, self._opened.name, requirements, updates)
-        # If the snapshot has expired in the meantime, no other job would ever remove the statistics file.
+        # If the snapshot has expired meanwhile, no other job would ever remove the statistics file.
         with suppress(ClientError):
             loaded = self._client.load_table(self._opened.name, history=True)
             now = decode_table(loaded.metadata, loaded.location)

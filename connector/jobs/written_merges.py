@@ -1,10 +1,9 @@
 """Merges the files of one write before they are published, so that no reader sees small files.
 
-If tasks write without a shuffle, each task writes a file for each partition. The files of a partition that
-are below the target size are merged like by `MERGE FILES`: row groups are copied where this is possible. A
-partition does not change if its files are large enough or it has only one file. No change is visible before
-the commit. If a merge fails, the files stay as they were written, because a write must not fail only
-because its files are small.
+If tasks write without a shuffle, each task writes a file for each partition. The small files of a partition are merged
+as `MERGE FILES` does it: row groups are copied if possible. A partition stays unchanged if its files are large enough,
+or if it has only one file. No change is visible before the commit. If a merge fails, the files stay as they were
+written, because a write must not fail just because its files are small.
 """
 
 from __future__ import annotations
@@ -75,14 +74,14 @@ def _merge_small_files(
     if not groups:
         return WrittenFiles.join(parts)
     opened = open_table(client, table, At())
-    # If the columns or partitions have changed in the meantime, the commit will detect a conflict.
+    # If the columns or partitions have changed meanwhile, the commit will detect a conflict.
     if not _is_same(opened, target):
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
-    # With a sort order, rows of several files are sorted together.
+    # With a sort order, row groups are not copied, because the rows of all files are sorted together.
     how = policy if target.ordering is None else None
     merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
@@ -99,9 +98,7 @@ def _merge_small_files(
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """Yield the small files of each partition that can be merged to fewer files, in groups that are merged
-    separately.
-    """
+    """Yield groups of small files of a partition. Each group is merged separately, into fewer files."""
     small = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):

@@ -1,7 +1,7 @@
-"""Reads columns of strings as dictionary codes if few of the rows are used.
+"""Reads columns of strings as dictionary codes if only few of the rows are used.
 
-Most of the time to read a column of strings is spent on copying each string. If the column is read as
-codes, unused rows are filtered out first, and only the strings of used rows are copied.
+When a column of strings is read, most of the time is spent on copying each string. If the column is read as codes,
+unused rows are filtered out first, and only the strings of used rows are copied.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ import pyarrow.parquet as pq
 _USED_ROWS_MAX_FRACTION = 0.25
 """The maximum fraction of used rows for which codes are faster."""
 _PLAIN_VALUE_MIN_BYTES = 4
-"""The minimum bytes of a value in a page without a dictionary: the length of the string."""
+"""The minimum number of bytes of a value in a page without a dictionary. It is the size of the string's length."""
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_selective(used: npt.NDArray[np.bool_]) -> bool:
-    """Return whether codes are faster for a row group, given its used rows: bool[rows]."""
+    """Return whether reading codes is faster for a row group.
+
+    Args:
+        used: The used rows of the row group, as bool[rows].
+    """
     return bool(np.count_nonzero(used) <= _USED_ROWS_MAX_FRACTION * len(used))
 
 
 def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
     """Return the top-level string columns that have dictionaries for most of their values in the row group.
 
-    For other columns, pyarrow would have to make the dictionary.
+    For other columns, pyarrow would have to create the dictionary.
 
     Args:
+        file: The file.
+        number: The number of the row group.
         names: The columns to select from.
     """
     schema, group = file.schema_arrow, file.metadata.row_group(number)
@@ -51,7 +57,7 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with strings instead of codes; its types are those of the file's schema."""
+    """Return the batch with strings in place of codes. The types are those of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

@@ -1,12 +1,12 @@
-"""Reads columns of a data file by Iceberg field id, for indexes; rows keep their physical positions.
+"""Reads columns of a data file by Iceberg field id, for indexes. Rows keep their physical positions.
 
-The module returns the values that all readers of the table see, or raises Unreadable. An index of other
-values would hide rows, while a file without an index is only read more often. Columns are matched by the
-ids in the Parquet schema (Iceberg spec: "Column Projection"), or by a name mapping in a file without ids,
-for example an imported file. A column that the file lacks is null.
+The module returns the values that all readers of the table see, or raises Unreadable. An index of other values would
+hide rows. A data file without an index is only read more often. Columns are matched by the ids in the Parquet schema
+(Iceberg spec: "Column Projection"). In a file without ids, for example an imported file, they are matched by a name
+mapping. A column that the file does not have is null.
 
-In an encrypted file, only unencrypted columns are read, because an index of an encrypted column would store
-its values in a file that is not encrypted. Only the footer is decrypted.
+In an encrypted file, only unencrypted columns are read, because an index of an encrypted column would store its values
+in an unencrypted file. Only the footer is decrypted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.name_mapping import NameMapping
 from seamark.formats.iceberg.types.schema import Schema
 
 DECODED_BYTES_MAX = 4 << 30
-"""The maximum memory of the decoded columns of one file; a file that exceeds it is not indexed."""
+"""The maximum memory of the decoded columns of one file. A file that needs more is not indexed."""
 _BLOCK_BYTES = 64 << 10
 
 
@@ -39,7 +39,7 @@ class Projection:
     """The rules by which columns of a table are matched with the columns of its files.
 
     Attributes:
-        partitioned: Columns with an identity field in the file's partition spec. If the file lacks such a
+        partitioned: Columns with an identity field in the file's partition spec. If the file does not have such a
             column, readers take its values from the partition.
         mapping: The name mapping of files without field ids. If it is None, these files are not read.
     """
@@ -58,15 +58,15 @@ def read_columns(
     rows: int,
     keys: Callable[[], FileKeys | None] = lambda: None,
 ) -> dict[int, pa.ChunkedArray]:
-    """Return the columns by field id, each with `rows` rows in the order of the file.
+    """Return the columns by field id. Each column has `rows` rows in the order of the file.
 
     Args:
         path: The path in the form of the file system, or a location if `filesystem` is a Storage.
-        keys: Returns the keys; it is called only for an encrypted file.
+        keys: Returns the keys. It is called only for an encrypted file.
 
     Raises:
-        Unreadable: The file has another number of rows, exceeds the memory limit, has no unique column for an
-            id, encrypts one of the columns, or encrypts its footer and there are no keys.
+        Unreadable: The file has another number of rows, exceeds the memory limit, has no unique column for an id, or
+            encrypts one of the columns. Or it encrypts its footer, and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     try:
@@ -109,7 +109,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return True
     length = int.from_bytes(end[:4], "little")
     if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
-        return False  # The error is reported when the file is read.
+        return False  # The error is reported when the columns are read.
     try:
         return is_signed(source.read_at(length, size - END_BYTES - length))
     except ValueError:
@@ -142,7 +142,7 @@ def _with_plain_footer(
 
 
 class _Overlaid(io.RawIOBase):
-    """A file whose bytes from `at` on are replaced by other bytes."""
+    """A file in which the bytes from `at` on are replaced by other bytes."""
 
     def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
         self._source, self._at, self._end, self._place = source, at, end, 0
@@ -172,7 +172,10 @@ class _Overlaid(io.RawIOBase):
 
 
 def _non_null_reason(column_id: int, projection: Projection) -> str:
-    """Return the reason why a column that the file lacks is not null for readers; empty if it is null."""
+    """Return the reason why readers do not see null for a column that the file does not have.
+
+    Empty if they see null.
+    """
     column = projection.schema.column(column_id)
     if column is None:
         return f"the table's schema has no column {column_id}"

@@ -1,14 +1,14 @@
 """Collects the column metrics of a data file for its manifest entry: sizes, counts and bounds.
 
-Readers prune files by the bounds, so all values must be within them. Bounds come from the Parquet footer.
-The footer has no bounds for long values, so their bounds are computed from the rows. Bounds exclude NaN,
-which is counted. A zero becomes -0.0 in a lower bound and 0.0 in an upper bound, because engines compare
-zeros differently. A truncated string is a valid lower bound; for an upper bound, its last code point (for
-binary, its last byte) is incremented, or the bound is omitted (Iceberg spec, "Manifests").
+Readers prune files by the bounds, so all values must be within them. Bounds come from the Parquet footer. The footer
+has no bounds for long values, so their bounds are computed from the rows. Bounds exclude NaN, which is counted
+separately. A zero becomes -0.0 in a lower bound and 0.0 in an upper bound, because engines compare zeros differently. A
+truncated string is a valid lower bound. In an upper bound, the last code point (for binary, the last byte) is
+incremented, or the bound is omitted (Iceberg spec, "Manifests").
 
-The table properties `write.metadata.metrics.default` and `write.metadata.metrics.column.<name>` select the
-columns, in the same way as in Iceberg's writers. By default, the first 100 columns have metrics, and the
-bounds of strings have 16 characters. Columns inside lists and maps have sizes only.
+The table properties `write.metadata.metrics.default` and `write.metadata.metrics.column.<name>` select the columns, in
+the same way as in Iceberg's writers. By default, the first 100 columns have metrics, and the bounds of strings have 16
+characters. Columns inside lists and maps have sizes only.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Mode(NamedTuple):
     """The metrics to collect for a column.
 
     Attributes:
-        length: The length to which bounds of strings and binaries are truncated; None if they are not
-            truncated.
+        length: The length to which bounds of strings and binaries are truncated, or None if they are not truncated.
     """
 
     counts: bool
@@ -111,7 +110,7 @@ def _leaves_within(
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """Return the modes by column id; columns without an entry have no metrics.
+    """Return the modes by column id. A column without an entry has no metrics.
 
     Raises:
         BadRequest: A limit is not a number.
@@ -137,7 +136,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
 
 
 def _parse_mode(text: str, fallback: Mode) -> Mode:
-    """Return the mode that a property sets, or the fallback if the value is invalid, like Iceberg's writers."""
+    """Return the mode that a property sets. If the value is invalid, return the fallback, as Iceberg's writers do."""
     normalized = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
         return Mode(True, True, int(match[1]))
@@ -168,8 +167,9 @@ def _select_first_columns(schema: Schema, limit: int) -> list[int]:
 
 
 def find_float_columns(schema: Schema) -> list[str]:
-    """Return the names of the columns that have NaN counts; copied row groups take these counts from the
-    manifest.
+    """Return the names of the columns that have NaN counts.
+
+    For copied row groups, these counts come from the manifest.
     """
     columns = schema.index.by_id
     floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
@@ -189,9 +189,9 @@ class Metrics:
             for leaf in leaves
         }
         self._nans: dict[tuple[int, int], int] = {}
-        """NaN counts by row group and column id."""
+        """The NaN counts, by row group and column id."""
         self._long_values: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """(min, max) by row group and column id, for columns with values that are too long for the footer."""
+        """The pair (min, max) by row group and column id, for columns whose values are too long for the footer."""
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
@@ -276,7 +276,8 @@ class Metrics:
                 values.extend(_decode_bound(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
             elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
-        # These bounds were copied. parquet-java writes NaN, which is not a bound, and text may be invalid UTF-8.
+        # These bounds may come from a copied row group. parquet-java writes NaN, which is not a bound. Text may be
+        # invalid UTF-8.
         if any(value is None or value != value for value in values):
             return None
         return (min(values), max(values)) if values else None
@@ -296,10 +297,12 @@ def _decode_bound(kind: str, raw: Any) -> Any:
 
 
 def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Return a lower bound of a column with the minimum `value`.
+    """Return a lower bound of a column whose minimum is `value`.
 
     Args:
-        length: The maximum length in code points or bytes; None if the bound is not truncated.
+        kind: The Iceberg type of the column.
+        value: The minimum.
+        length: The maximum length in code points or bytes, or None if the bound is not truncated.
     """
     name = base_name(kind)
     if name in FLOATS and value == 0:
@@ -308,7 +311,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Return an upper bound of a column with the maximum `value`, or None if no bound of this length exists."""
+    """Return an upper bound of a column whose maximum is `value`, or None if there is no upper bound of this length."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0

@@ -1,13 +1,13 @@
 """Reads some rows of a row group from the pages that contain them, with the Parquet page index (`OffsetIndex`).
 
-pyarrow can only read whole column chunks. This module copies the encoded pages of the requested rows, and
-the dictionary pages, into an in-memory Parquet file of one row group. Its footer is the footer of the
-original file with adapted offsets and row counts. pyarrow decodes that file, and the requested rows are
-taken from the result.
+pyarrow can only read whole column chunks. This module copies the encoded pages of the requested rows, and the
+dictionary pages, into an in-memory Parquet file of one row group. The footer of this file is the footer of the original
+file with adapted offsets and row counts. pyarrow decodes the in-memory file, and the requested rows are taken from the
+result.
 
-If anything is uncertain, the result is None, and the caller reads the whole row group. The header of every
-page must match the page index. Nested columns are not supported, because their pages do not contain row
-counts. Encrypted columns are not supported either.
+If anything is uncertain, the result is None, and the caller reads the whole row group. The header of every page must
+match the page index. Nested columns are not supported, because their pages do not contain row counts. Encrypted columns
+are not supported either.
 """
 
 from __future__ import annotations
@@ -27,31 +27,28 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.thrift import I64, Fields
 
 STRETCH_ROWS = 1024
-"""The rows of a stretch.
+"""The number of rows in a stretch.
 
 The fraction of stretches with a requested row measures how sparse the requested rows are.
 """
 STRETCHES_MAX_FRACTION = 0.5
-"""The maximum fraction of a row group's stretches with a requested row; above it, the page index is not
-read.
-"""
+"""The maximum fraction of a row group's stretches that have a requested row. Above it, the page index is not read."""
 BYTES_MAX_FRACTION = 0.7
-"""The maximum fraction of the columns' bytes in the required pages; above it, the whole row group is read."""
+"""The maximum fraction of the columns' bytes that are in the required pages. Above it, the whole row group is read."""
 COLUMNS_MAX = 20_000
-"""The maximum column chunks of a file.
+"""The maximum number of column chunks of a file.
 
-If there are more, decoding the footer takes longer than reading by pages saves.
+With more chunks, decoding the footer takes longer than reading by pages saves.
 """
 _MAGIC = b"PAR1"
-# parquet.thrift: fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation, PageHeader.
+# The fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation and PageHeader in
+# parquet.thrift.
 _ROWS, _ROW_GROUPS = 3, 4
 _CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_AT, _META, _OFFSETS_AT, _OFFSETS_SIZE = 2, 3, 4, 5
 _VALUES, _PACKED, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
 _COPIED_METADATA_FIELDS = (1, 2, 3, 4, 5, 6, 7, 9)
-"""The fields of ColumnMetaData that stay: type, encodings, path, codec, and fields that are overwritten
-later.
-"""
+"""The fields of ColumnMetaData that stay: type, encodings, path, codec, and fields that are overwritten later."""
 _LOCATIONS = 1
 _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 2, 3
 _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
@@ -93,8 +90,10 @@ class Pages:
         """Prepare reading from an open file.
 
         Args:
+            source: The open file.
+            file: The same file in pyarrow.
             hole_bytes: The maximum gap between pages that are read in one request.
-            encrypted: Whether the file is encrypted; then no page can be read alone.
+            encrypted: Whether the file is encrypted. If it is, no page can be read alone.
         """
         self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
@@ -103,10 +102,12 @@ class Pages:
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
         """Return these top-level columns of these rows.
 
-        Return None if this is not possible, or not faster than reading the whole row group.
+        The result is None if this is not possible, or not faster than reading the whole row group.
 
         Args:
-            rows: int64[], ascending positions in the row group.
+            number: The number of the row group.
+            names: The names of the columns.
+            rows: The ascending positions of the rows in the row group, as int64[].
         """
         if self._encrypted:
             return None
@@ -117,7 +118,7 @@ class Pages:
         try:
             return self._read(number, group, names, rows)
         except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException):
-            return None  # If the file is damaged, reading the row group raises the error.
+            return None  # If the file is damaged, reading the whole row group raises the error.
 
     def _read(
         self, number: int, group: pq.RowGroupMetaData, names: Sequence[str], rows: Longs
@@ -271,7 +272,7 @@ class Pages:
         return cached
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges (offset, length); ranges that are close together are read in one request."""
+        """Read ranges (offset, length). Ranges that are close together are read in one request."""
         joined: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             if joined and offset <= joined[-1][1] + self._hole_bytes:
@@ -290,7 +291,7 @@ class Pages:
 
 
 def _is_consistent(chunk: _Chunk, end: int) -> bool:
-    """Return whether the page index is consistent."""
+    """Return whether the page index agrees with the column chunk."""
     ends = chunk.starts + chunk.sizes
     return bool(
         len(chunk.starts)

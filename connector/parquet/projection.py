@@ -1,10 +1,9 @@
-"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default
-values.
+"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default values.
 
-The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id,
-with any name and position. A column that the file lacks has the value of an identity partition field,
-else its initial default, else null. Files without ids are read only with the table's name mapping, because
-readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the
+The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id, with any
+name and position. If the file does not have a column, the column has the value of an identity partition field. Without
+such a field, it has its initial default, or null. Files without ids are read only with the table's name mapping,
+because readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the
 table's type, AmbiguousColumn is raised, with the name of the column.
 """
 
@@ -63,7 +62,9 @@ class FileProjection:
         """Return the projected columns by id.
 
         Args:
-            batch: `rows` rows with at least the columns that `names` returns; None if there are no such columns.
+            batch: `rows` rows with at least the columns that `names` returns, or None if there are no such columns.
+            column_ids: The ids of the columns to return.
+            rows: The number of rows.
         """
         arrays = {}
         for column_id in column_ids:
@@ -136,7 +137,8 @@ def _make_struct_converter(
             source[1](pc.struct_field(array, [source[0]])) if isinstance(source, tuple) else _repeat(source, len(array))
             for source in sources
         ]
-        if not children:  # StructArray.from_arrays takes the length from the children.
+        # StructArray.from_arrays takes the length from its children, so a struct without children is built separately.
+        if not children:
             return pa.array([{} if valid else None for valid in array.is_valid().to_pylist()], pa.struct([]))
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
 
@@ -161,7 +163,7 @@ def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.D
 
 
 def _read_offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """Return the offsets relative to the first offset, the first offset, and the last offset."""
+    """Return the offsets relative to the first offset. Also return the first offset and the last offset."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
@@ -183,7 +185,7 @@ def _can_widen(kind: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_decimal(target):
         return bool(pa.types.is_decimal(kind)) and kind.scale == target.scale and kind.precision <= target.precision
     if pa.types.is_timestamp(target):
-        # The table's type determines the time zone, because INT96 timestamps have none.
+        # INT96 timestamps have no time zone, so the table's type determines the time zone.
         return bool(pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and target.tz is None))
     if pa.types.is_time(target):
         return bool(pa.types.is_time(kind))
@@ -199,7 +201,7 @@ _BYTES = frozenset(
 
 
 def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    """Cast without rounding or truncation.
+    """Cast values without rounding or truncation.
 
     Raises:
         AmbiguousColumn: The values do not fit the type.
@@ -213,5 +215,5 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             plain = array.view(pa.timestamp(array.type.unit))
             return plain.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
-    except pa.ArrowException:  # The text of the error may quote a value, and the file may be encrypted.
+    except pa.ArrowException:  # The message of the error may quote a value, and the file may be encrypted.
         raise AmbiguousColumn(f"a value of its column for {name} does not fit the type {target}") from None

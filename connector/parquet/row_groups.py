@@ -1,9 +1,9 @@
 """Prunes row groups that cannot contain a matching row, by the statistics in the footer of a Parquet file.
 
-A row group is not pruned if its statistics are missing or uncertain. Statistics are compared only for
-columns whose physical values have the order of the table's values: integers, dates and timestamps in the
-table's unit, floats and strings. Statistics of floats exclude NaN, which is larger than every number, so
-the upper bound of a float column prunes nothing.
+A row group is not pruned if its statistics are missing or uncertain. Statistics are compared only for columns whose
+physical values have the order of the table's values: integers, dates and timestamps in the table's unit, floats and
+strings. Statistics of floats exclude NaN, which is larger than every number. Therefore the upper bound of a float
+column prunes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An asynchronous client of the server, which requests plan tables and the columns of tables.
 
-It sends each request once, without retries: callers have only milliseconds, and continue without an answer.
-Plans are not cached, because only the server has the latest commits. Columns are cached, and for each use
-the server confirms that the table has not changed.
+It sends each request once, without retries, because callers have only milliseconds, and continue without a response.
+Plans are not cached, because only the server knows the latest commits. Columns are cached. Before each use of cached
+columns, the server confirms that the table has not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BYTES_PER_COLUMN = 200
 _CONNECTIONS = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
 _TIMEOUT_S = 30.0
-"""The timeout of a request; callers give up much earlier."""
+"""The timeout of a request. Callers give up much earlier."""
 
 NESTED = "nested"
 """The type of a nested column in `columns`."""
@@ -47,7 +47,10 @@ Name = tuple[str, ...]
 
 
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
-    """The outcome of a requested join: if it was `used`, its `keys` values left out files."""
+    """The outcome of a requested join.
+
+    If the join was `used`, `keys` is the number of values by which files were left out.
+    """
 
     snapshot_id: int | None
     keys: int | None
@@ -55,9 +58,9 @@ class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
-    """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`.
+    """The replacement of a scan: a plan table (`name`), or a snapshot of the table (`plan_snapshot_id`).
 
-    There is neither if the plan would keep a larger fraction of the files than requested.
+    Neither is set if the plan would keep a larger fraction of the files than the request allows.
     """
 
     name: str | None
@@ -66,10 +69,13 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     bytes: int
     considered_files: int
     joins: tuple[JoinResult, ...] = ()
-    """The outcomes of joins in the order of the request; nested joins follow their join."""
+    """The outcomes of the joins, in the order of the request. Nested joins follow the join that contains them."""
     plan_snapshot_id: int | None = None
     misread: str = ""
-    """The reason why DuckDB would read the table wrongly: with any plan, or because it gets no plan table."""
+    """The reason why DuckDB would read the table wrongly, with any plan or because there is no plan table.
+
+    Otherwise None.
+    """
 
     @property
     def is_made(self) -> bool:
@@ -92,8 +98,8 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 class JoinRequest:
     """A requested join, which restricts the needed rows of a table.
 
-    A row is needed only if another table has a row with equal values in the columns `on` (this table's, the other
-    table's). The other row must also meet `filter`, `likes` and its own `joins`.
+    A row is needed only if another table has a row with equal values. `on` has pairs of a column of this table and a
+    column of the other table. The other row must also meet `filter`, `likes` and its own `joins`.
     """
 
     table: Name
@@ -107,7 +113,7 @@ class JoinRequest:
     unless: Expression | None = None
     ops: tuple[str, ...] = ()
     exact: bool = False
-    """These as in `scan.Join`."""
+    """The attributes from `transform` to `exact` have the same meaning as in `scan.Join`."""
 
     def body(self) -> dict[str, Any]:
         pairs = self.on[:1] if self.ops else self.on
@@ -143,11 +149,11 @@ class TablePlanRequest:
     """A scan for which a plan is requested.
 
     Attributes:
-        filter: An expression, which may have typed literals; None keeps every file.
-        snapshot_id, ref: The snapshot, or a branch or tag; without both, the current snapshot.
-        kept_max: The maximum fraction of the files; if the plan keeps more, no plan table is created.
-        past: Whether Trino reads with the snapshot's schema. If this is not the current schema, no plan table
-            is created either.
+        filter: An expression, which may have typed literals. With None, the plan keeps every file.
+        snapshot_id, ref: The snapshot, or a branch or tag. Without both, the current snapshot.
+        kept_max: The maximum fraction of the files that the plan may keep. If it keeps more, no plan table is created.
+        past: Whether Trino reads with the schema of the snapshot. If this is not the current schema, no plan table is
+            created.
     """
 
     table: Name
@@ -158,7 +164,7 @@ class TablePlanRequest:
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
     hide_partitions: bool = False
-    """Whether the plan table hides properties that would make DuckDB leave out other files than the plan."""
+    """Whether the plan table hides properties with which DuckDB would leave out other files than the plan does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,7 @@ class View:
     """
 
     location: str
-    """The location of its metadata, which identifies its version."""
+    """The location of the view's metadata file, which identifies the version of the view."""
     text: str
     columns: Mapping[str, str]
     catalog: str | None
@@ -183,8 +189,8 @@ class View:
 class Reference:
     """The characters [start, end) of a view's text, and their replacement.
 
-    The replacement is a plan snapshot of the `table` that is named there, or the plan view `plan`. If `alias`
-    is set, the original name follows as an alias.
+    The replacement is a plan snapshot of the `table` that is named there, or the plan view `plan`. If `alias` is set,
+    the original name follows the replacement as an alias.
     """
 
     start: int
@@ -217,28 +223,28 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """The columns of a table.
+    """The known state of a table.
 
     Attributes:
         columns: The Iceberg types by the column names in lower case.
-        version: Changes with each change of the table.
+        version: A value that changes with each change of the table.
     """
 
     version: str
     columns: Mapping[str, str] | None
-    """None if two names differ only in case."""
+    """The columns, or None if two names differ only in case."""
     snapshot_id: int | None = None
     """The id of the current snapshot."""
     size_bytes: int = 0
     files: int = 0
-    """The number of data files in the snapshot's summary; 0 if the summary does not have it."""
+    """The number of data files in the snapshot's summary, or 0 if the summary does not state it."""
     refs: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The snapshots of branches and tags."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
 
-        Return None if there is no such branch or tag, or no snapshot.
+        The result is None if there is no such branch or tag, or no snapshot.
         """
         return self.snapshot_id if ref is None else self.refs.get(ref)
 
@@ -311,7 +317,7 @@ class _Config(msgspec.Struct):
 class Seamark:
     """The server at `url`, with the credentials of `http`.
 
-    Plans are requested with a lease of `lease_s`.
+    Plans are requested with a lease of `lease_s` seconds.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
@@ -335,7 +341,7 @@ class Seamark:
 
         Raises:
             BadRequest: The filter cannot be bound.
-            ClientError: The server refuses or does not answer.
+            ClientError: The server refuses the request or does not respond.
         """
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
         if wanted.filter is not None:
@@ -350,16 +356,13 @@ class Seamark:
         return self._decode(raw, TablePlanResponse, "a plan table")
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        """Renew the leases of plans of a table or view.
-
-        `lease_s` 0 withdraws the plans.
-        """
+        """Renew the leases of plans of a table or view. With a `lease_s` of 0, withdraw the plans."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
-        """Report the columns of a table that a statement has read at a plan snapshot, like engines do.
+        """Report the columns of a table that a statement has read at a plan snapshot, as engines do.
 
         The report is a ScanReport of the Iceberg REST specification.
         """
@@ -389,7 +392,7 @@ class Seamark:
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not a view: {error!r}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
         columns = column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
@@ -402,7 +405,7 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """Return the plan view for one user of the engine, or None if the server creates no more plan views.
+        """Return a plan view for one user of the engine, or None if the server creates no more plan views.
 
         Raises:
             NotFound: The view has changed.
@@ -423,7 +426,7 @@ class Seamark:
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> KnownTable | None:
-        """Return the current table, or None if there is no table of this name."""
+        """Return the current state of a table, or None if there is no table of this name."""
         cached = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
@@ -437,7 +440,7 @@ class Seamark:
             metadata = from_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not a table: {error!r}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         current = KnownTable(
@@ -460,11 +463,11 @@ class Seamark:
         return standard_path(self._root, kind, name)
 
     def _decode(self, raw: bytes, kind: type[T], description: str) -> T:
-        """Decode an answer; `description` is used in the error text."""
+        """Decode a response. `description` names the expected content in the error message."""
         try:
             return from_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self._shown} sent an answer that is not {description}: {error}") from None
+            raise ServerFailed(f"{self._shown} sent a response that is not {description}: {error}") from None
 
     async def _ask(
         self,
@@ -475,7 +478,7 @@ class Seamark:
         known_version: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
-        """Send a request, and return the ETag and the body of the answer.
+        """Send a request, and return the ETag and the body of the response.
 
         The body is empty if the version is still `known_version`.
         """
@@ -496,9 +499,9 @@ class Seamark:
 
 
 def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
-    """Return the types of columns by their names in lower case, with the fields of structs as `struct.field`.
+    """Return the types of columns by their lower-case names, with the fields of structs as `struct.field`.
 
-    Return None if two names differ only in case.
+    The result is None if two names differ only in case.
 
     Args:
         fields: The names and types in the form of the table metadata.
@@ -513,7 +516,7 @@ def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
 
 
 def _fields(name: str, kind: Any) -> dict[str, str]:
-    """Return the fields of a struct that do not have nested types, as `struct.field`."""
+    """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
     below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
     if len(below) != len(fields) or any("." in field_name for field_name in below):
@@ -555,8 +558,8 @@ async def open_seamark(
 
     Args:
         audience: See `Seamark`.
-        authorities: A PEM file with the authorities of the server's certificate. By default, the file of
-            SEAMARK_CA or the system's authorities.
+        authorities: A PEM file with the authorities of the server's certificate. The default is the file of SEAMARK_CA,
+            or the system's authorities.
         certificates: See `SeamarkClient`.
 
     Raises:

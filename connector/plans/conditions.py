@@ -1,15 +1,14 @@
 """Conditions on columns of tables, read from a statement of any engine.
 
-A condition is true for each row for which the statement's whole condition is true, and may be true for more
-rows. SQL's logic has three values, and a row is used if its condition is *true*. So an unsupported part is
-replaced by "true": in an AND, the part is left out; an OR that contains it is left out completely. NOT is
-applied to comparisons, and stays part of them: `NOT (a = 1)` is not true for null and, in some engines, not
-true for NaN.
+A condition is true for each row for which the statement's whole condition is true, and may be true for more rows. SQL's
+logic has three values, and a row is used if its condition is *true*. Therefore an unsupported part is replaced by
+"true": in an AND, the part is left out, and an OR that contains the part is left out completely. NOT is applied to
+comparisons, and stays part of them, because `NOT (a = 1)` is not true for null and, in some engines, not true for NaN.
 
 The condition None is true for all rows. `NEVER` is true for no row.
 
 `SemiJoin` requires that a column's value is among the values of another table's column, or is less or greater than one
-of them. It is never negated. `Like` is a pattern that only the rows of a dimension are compared with.
+of them. A semi-join is never negated. `Like` is a pattern with which only the rows of a dimension are compared.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from seamark.formats.iceberg.types.functions import LOWER, UPPER, is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 ColumnReference: TypeAlias = tuple[int, str]
-"""A column of a source: the number of the source within its query block, and the name of the column."""
+"""A column of a source: the number of the source in its query block, and the name of the column."""
 LEAVES_MAX = 5_000
 """The maximum number of comparisons in a condition.
 
-If a query in WITH uses another query of WITH twice, the condition doubles, and this can be repeated.
+If a query in WITH uses another query in WITH twice, its condition doubles. A chain of such queries doubles it
+repeatedly.
 """
 TEXT_MAX = 100_000
 """The maximum number of characters of a condition in SQL."""
@@ -43,14 +43,14 @@ _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "low
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A comparison of a column with literals, or of the column's day, its year or a function of it.
+    """A comparison of literals with a column, or with the column's day, its year or a function of it.
 
-    Comparisons of functions (`types/functions.py`) only select files, because the functions have different
-    values in different engines; such comparisons are not exact.
+    Comparisons of functions (`types/functions.py`) only select files, because the functions have different values in
+    different engines. Such comparisons are not exact.
 
     Attributes:
-        op: An operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS
-            WITH`; or `IS TRUE` for a boolean column alone.
+        op: An operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL. Or `STARTS WITH`, or
+            `IS TRUE` for a boolean column alone.
     """
 
     column: ColumnReference
@@ -59,9 +59,9 @@ class ColumnComparison:
     transform: str = IDENTITY
     negated: bool = False
     exact: bool = True
-    """Whether it is true for the same rows as the statement's condition.
+    """Whether the comparison is true for exactly the rows for which the statement's condition is true.
 
-    If False, it may be true for more rows, and is never negated.
+    If not, it may be true for more rows, and it is never negated.
     """
     size: ClassVar[int] = 1
 
@@ -82,8 +82,8 @@ class ColumnComparison:
     def zones(self) -> frozenset[str]:
         """The time zones of the literals.
 
-        If the column has another kind of time zone, the session's zone determines the comparison. The day of a
-        timestamp with a zone is the day in UTC.
+        If the column has another kind of time zone than a literal, the comparison depends on the session's zone. The
+        day of a timestamp with a zone is the day in UTC.
         """
         return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
 
@@ -97,9 +97,9 @@ class ColumnComparison:
 
 @dataclass(frozen=True)
 class Like:
-    """`column LIKE pattern`, or NOT LIKE, for the column itself or for its lower or upper case.
+    """`column LIKE pattern` or NOT LIKE, on the column itself or on its lower or upper case.
 
-    It leaves out only rows of a dimension, and no files of the dimension. It is never negated.
+    The predicate only removes rows of a dimension, and no files of the dimension. It is never negated.
     """
 
     column: ColumnReference
@@ -117,16 +117,16 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """Some needed row of a stored table has the same values and no nulls.
+    """A condition that a needed row of a stored table has the same values, and no nulls.
 
     Attributes:
-        pairs: Columns, and columns of the table.
+        pairs: Pairs of a column and the column of the table to which it is equal.
         of: Identifies the reference to the table.
-        where: A condition that the row also meets. Its columns are (0, name).
-        transform: With a transform of Iceberg there is one pair, and the row's value identifies a period of the column.
-            With `RANGE`, `MINIMUM` or `MAXIMUM` the column is compared by `ops` (`scan.Join`).
+        where: A condition that the row of the table also meets. Its columns are (0, name).
+        transform: With a transform of Iceberg, there is one pair, and the table's value identifies a period of the
+            column. With `RANGE`, `MINIMUM` or `MAXIMUM`, the column is compared by `ops` (`scan.Join`).
         ops: The operators of the pairs.
-        exact: With `MINIMUM` or `MAXIMUM`: the extreme is that of exactly the rows that meet `where`.
+        exact: With `MINIMUM` or `MAXIMUM`: whether the extreme is computed from exactly the rows that meet `where`.
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
@@ -139,9 +139,9 @@ class SemiJoin:
     size: ClassVar[int] = 1
 
     def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the condition with the moved pairs; with fewer pairs it is weaker.
+        """Return the semi-join on the moved columns, or None. If pairs are lost, the semi-join is weaker.
 
-        The pairs of a range have one column.
+        All pairs of a range have the same column, so none of them can be lost alone.
         """
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
@@ -162,9 +162,7 @@ class AnyOf:
 Atom: TypeAlias = ColumnComparison | Like | SemiJoin
 Condition: TypeAlias = Atom | AllOf | AnyOf
 Move: TypeAlias = Callable[[ColumnReference], ColumnReference | None]
-"""A function that maps a column to a column of another source with the same value, or to None if there is
-none.
-"""
+"""A function that maps a column to a column of another source with the same value, or to None."""
 NEVER = AnyOf((), 1)
 
 
@@ -195,8 +193,9 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
-    """Return the condition on the columns that `to` returns; parts on columns for which it returns None are
-    left out.
+    """Return the condition on the columns that `to` returns.
+
+    Parts on columns for which `to` returns None are left out.
     """
     return weaken(condition, lambda atom: atom.move_columns(to))
 
@@ -204,7 +203,7 @@ def move(condition: Condition | None, to: Move) -> Condition | None:
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
     """Apply `keep` to each atom of the condition.
 
-    The result None replaces an atom by "true", and `NEVER` replaces it by "false".
+    If the result is None, "true" replaces the atom. If the result is `NEVER`, "false" replaces the atom.
     """
     match condition:
         case AllOf(parts):
@@ -222,7 +221,7 @@ def comparisons_of(condition: Condition | None) -> Condition | None:
 
 
 def drop_functions(condition: Condition | None) -> Condition | None:
-    """Return the part of the condition with which rows can be compared."""
+    """Return the part of the condition with which rows can be compared. Functions only select files."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 
@@ -236,8 +235,9 @@ def _is_of_function(atom: Atom) -> bool:
 
 
 def rejects_null(condition: Condition | None) -> bool:
-    """Return whether the condition is never true for a row in which all columns are null, like the rows that
-    an outer join adds.
+    """Return whether the condition is never true for a row in which all columns are null.
+
+    Outer joins add such rows.
     """
     match condition:
         case AllOf(parts):
@@ -250,7 +250,7 @@ def rejects_null(condition: Condition | None) -> bool:
 
 
 def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
-    """Return the LIKE predicates that follow from the condition; at least one of each tuple is true."""
+    """Return the LIKE predicates that follow from the condition. At least one predicate of each tuple is true."""
     patterns: list[tuple[Like, ...]] = []
     for part in parts_of(condition):
         either = part.parts if isinstance(part, AnyOf) else (part,)
@@ -263,7 +263,7 @@ def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
 
 
 def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
-    """Return conditions that are all true if the condition is true."""
+    """Return conditions that are all true if the condition is true: the parts of an AND, or the condition itself."""
     if condition is None:
         return ()
     return condition.parts if isinstance(condition, AllOf) else (condition,)
@@ -279,7 +279,7 @@ def references_of(condition: Condition) -> frozenset[ColumnReference]:
 
 
 def limit_text(condition: Condition | None) -> Condition | None:
-    """Return the first parts of the condition, limited to `TEXT_MAX` characters in SQL.
+    """Return the first parts of the condition, up to a total of `TEXT_MAX` characters in SQL.
 
     The condition must not have semi-joins.
     """
@@ -334,7 +334,8 @@ def _comparison_sql(comparison: ColumnComparison) -> str:
 def expression_of(condition: Condition) -> Expression:
     """Return an Iceberg expression with typed literals that is true for the same rows.
 
-    Iceberg's logic has two values: `not-eq` is true for null, so a comparison with <> also requires `not-null`.
+    Iceberg's logic has two values, in which `not-eq` is true for null. Therefore a comparison with <> also requires
+    `not-null`.
 
     Raises:
         ValueError: The condition contains a semi-join or LIKE.

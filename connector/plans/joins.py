@@ -1,11 +1,11 @@
 """Chooses the joins of a statement that plan requests contain.
 
-A join is chosen if the other table is much smaller, and has a condition or is joined with a table that has
-one. A join of a table with rows of itself is chosen if these rows have given values.
+A join is chosen if the other table is much smaller and is restricted. A table is restricted if it has a condition, or
+is joined with a restricted table. A join of a table with rows of itself is chosen if a column of these rows must have
+given values.
 
-Joined scans refer to each other (`scan.py`). For each scan, the joins become a tree, in which no table is
-its own ancestor. Sizes come from the summary of a table's snapshot. The server skips joins with tables that
-exceed its limits.
+Joined scans refer to each other (`scan.py`). For each scan, the joins become a tree, in which no table is its own
+ancestor. Sizes come from the summary of a table's snapshot. The server skips joins with tables that exceed its limits.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ JOINS_MAX = 32
 _STEPS_MAX = 500
 """The maximum number of joins that are considered for one scan.
 
-If all tables are joined with all others, the size of the tree is exponential.
+If all tables are joined with all others, the size of the tree grows exponentially.
 """
 SIZE_RATIO_MIN = 4
 """The minimum ratio of the size of a table to the size of a dimension that filters it."""
 SMALL_BYTES = 4 << 20
 """The maximum size of a table that may filter tables of any size.
 
-Rows of a larger table may also filter tables of any size, if they have given values in a column: the server
-then reads only the files of these rows, within its limits.
+A larger table may also filter tables of any size if a column of its needed rows must have given values. The server then
+reads only the files of these rows, within its limits.
 """
 
 
@@ -52,34 +52,34 @@ class PlannedScan:
     catalog: str
     table: Name
     within: tuple[int, ...] = ()
-    """The view whose text contains the scan (`views.py`): the numbers of the scans on the path to it.
+    """The view whose text contains the scan (`views.py`), as the numbers of the scans on the path to the view.
 
     If it is empty, the scan is in the statement itself.
     """
 
     @property
     def read(self) -> tuple[str, Name, int | None, str | None]:
-        """The identity of the rows that the scan reads: scans with the same value read the same rows."""
+        """Identifies the rows that the scan reads. Scans with the same value read the same rows."""
         return self.catalog, self.table, self.scan.snapshot_id, self.scan.ref
 
     @property
     def state(self) -> tuple[str, Name, int | None]:
-        """The identity of the state of the table: scans with the same value read the same state.
+        """Identifies the state of the table. Scans with the same value read the same state.
 
-        The current snapshot, branches and tags belong to one state. A snapshot that is named by its number does not
-        change, and is a separate state.
+        The current snapshot, branches and tags belong to one state. A snapshot that is named by its id does not change,
+        and is a separate state.
         """
         return self.catalog, self.table, self.scan.snapshot_id
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A scan that filters another scan, read at one snapshot of its table."""
+    """A scan that filters another scan. It reads one snapshot of its table."""
 
     planned: PlannedScan
     snapshot_id: int
     files: int
-    """The number of data files of its table."""
+    """The number of data files of the dimension's table."""
     join: Join
     dimensions: tuple[Dimension, ...]
 
@@ -89,7 +89,7 @@ class Dimension:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of its table that leave out rows of the other table."""
+        """The columns of the dimension's table that leave out rows of the other table."""
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | columns_of(self.join.where)
 
     def request(self) -> JoinRequest:
@@ -122,7 +122,7 @@ def find_dimensions(
     """Return the dimensions of each scan.
 
     Args:
-        planned_scans: The scans by their numbers.
+        planned_scans: The scans by their numbers in the statement.
         tables: The tables by their names in the statement.
     """
     chosen = {}
@@ -141,7 +141,10 @@ def explain_unrequested_joins(
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """Return the joined tables of a scan that are not its dimensions, each with the reason."""
+    """Return a line for each joined table of a scan that is not one of its dimensions.
+
+    The line has the table and the reason.
+    """
     planned = planned_scans[number]
     limited, requested = _find_table(planned, tables), {one.join.scan for one in chosen.get(planned, ())}
     reasons: dict[str, None] = {}
@@ -194,7 +197,8 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if join.is_extreme:  # the server reads it from statistics of files, of tables of any size
+            # The server reads extremes from statistics of files, so the size of the table does not matter.
+            if join.is_extreme:
                 self._left -= 1
                 dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
                 continue
@@ -204,9 +208,10 @@ class _DimensionTree:
                 continue
             self._left -= 1
             behind = self.dimensions(join.scan, (*path, number))
-            # A condition on the join columns alone also applies directly to the filtered table.
+            # A condition on only the join columns also applies to the filtered table directly.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
-            is_open = len(join.ops) == 1  # without a condition, a range without an end leaves out few files
+            # Without a condition on the other table, a range without an end leaves out few files.
+            is_open = len(join.ops) == 1
             if (
                 behind
                 or not (is_pushed_down or is_open)
@@ -230,8 +235,9 @@ class _DimensionTree:
 
 
 def _keep_whole_column(atom: Atom) -> Atom | None:
-    """Return the atom, or None if it is on a field of a struct, because only whole columns filter the rows of
-    a dimension.
+    """Return the atom, or None if it is on a field of a struct.
+
+    Only whole columns can filter the rows of a dimension.
     """
     return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 

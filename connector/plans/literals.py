@@ -16,9 +16,8 @@ class Literal:
     """A literal.
 
     Attributes:
-        kind: `null`, `boolean`, `integer`, `decimal`, `double`, `text`, `date`, `timestamp`, `uuid` or
-            `binary`.
-        value: The text without quotes; for `binary`, hexadecimal digits.
+        kind: `null`, `boolean`, `integer`, `decimal`, `double`, `text`, `date`, `timestamp`, `uuid` or `binary`.
+        value: The text without quotes. For `binary`, hexadecimal digits.
     """
 
     kind: str
@@ -26,7 +25,7 @@ class Literal:
     zone: str | None = None
     """The kind of time zone of a date or timestamp: `LOCAL` if it has no zone, `ZONED` if it has one."""
     bits: int = field(default=64, compare=False)
-    """The width of the integer type in the engine; the smaller width if two are possible."""
+    """The width of the integer type in the engine. If two widths are possible, the smaller width."""
 
     @property
     def sql(self) -> str:
@@ -41,6 +40,6 @@ class Literal:
 
     @property
     def typed(self) -> TypedLiteral:
-        """The literal in the form of an Iceberg expression, which exists for all kinds except null."""
+        """The literal in the form of an Iceberg expression. It exists for all kinds except null."""
         kind = "timestamptz" if self.kind == "timestamp" and self.zone == ZONED else self.kind
         return TypedLiteral(_KINDS.get(kind, kind), self.value.lower() if kind == "boolean" else self.value)

@@ -1,12 +1,12 @@
 """Requests the plans for the scans of one statement, within its time budget.
 
-If a statement reads a table more than once, Trino would read it at one snapshot. So all scans of the table
-get plans of the same snapshot, or none of them gets a plan. If the table is also read at a branch or tag,
-the snapshots of all these scans belong to one state of the table.
+If a statement reads a table more than once, Trino reads it at one snapshot. Therefore all scans of the table get plans
+of the same snapshot, or no scan of the table gets a plan. If the table is also read at a branch or tag, the snapshots
+of all these scans must belong to one state of the table.
 
-The same applies to a table whose rows were used to leave out files of another table. All its scans must
-read the snapshot with these rows, which was current when the statement arrived. If this is impossible, a
-plan of the other table is requested again, without its joins.
+The same applies to a table whose rows were used to leave out files of another table. All scans of this table must read
+the snapshot with these rows, which was current when the statement arrived. If this is impossible, the plan of the other
+table is requested again, without its joins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.connector.plans.async_client import JoinResult, Name, Seamark, Tabl
 from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
-"""The fraction of the remaining time for a request with joins; the rest is for a request without them."""
+"""The fraction of the remaining time for a request with joins. The rest of the time is for a request without joins."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -36,15 +36,18 @@ class PlanRequests:
     """The plan requests of one statement.
 
     Attributes:
-        why: The reason for the last missing plan.
+        why: The reason why the last missing plan is missing.
     """
 
     def __init__(self, seamark: Seamark, kept_max: float, until_s: float, *, hide_partitions: bool = False) -> None:
         """Create the requests of one statement.
 
         Args:
-            hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB,
-                each scan of the table gets a plan, even without a filter.
+            seamark: The client of the server.
+            kept_max: The maximum fraction of the files that a plan may keep.
+            until_s: The deadline of all requests, on the clock of the event loop.
+            hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
+                scan of the table gets a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
         self.misread: dict[Name, str] = {}
@@ -55,12 +58,12 @@ class PlanRequests:
         self._failed = False
         self.why = ""
         self.made: set[tuple[Name, int]] = set()
-        """Ids of all plans that the server returned, including unused plans."""
+        """The ids of all plans that the server has returned, including unused plans."""
         self.missing: set[Name] = set()
         """Names that do not refer to a table, including names of views."""
 
     def has_failed(self) -> bool:
-        """Return whether the server failed to answer; a refusal counts as an answer."""
+        """Return whether the server has failed to respond. A refusal counts as a response."""
         return self._failed
 
     async def plans(
@@ -73,7 +76,7 @@ class PlanRequests:
         for planned in planned_scans:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
-                # No file of a single-file table can be left out, so all statements share one plan of it.
+                # No file of a table with a single file can be left out, so all statements share one plan of it.
                 wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
                 wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
@@ -101,14 +104,14 @@ class PlanRequests:
     def _request_other_scans(
         self, groups: Mapping[object, list[PlannedScan]], plans: Plans, again: Mapping[PlannedScan, TablePlanRequest]
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return the plans to request because other scans of the same table have plans."""
+        """Return the plans to request for scans of tables that also have scans with plans."""
         wanted: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned: plans[planned] for planned in group if planned in plans}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
                 snapshots = {planned.read: answer.snapshot_id for planned, answer in answers.items()}
                 if any(answer.snapshot_id != snapshots[planned.read] for planned, answer in answers.items()):
-                    _drop(plans, group)  # Another client has committed in between.
+                    _drop(plans, group)  # Another client has committed between the two requests.
                     continue
                 for planned in group:
                     if planned in again or planned not in plans or not plans[planned].is_made:
@@ -122,10 +125,7 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of a table that is read at branches, tags or its current snapshot, if these have moved.
-
-        A branch can move while the plans are made.
-        """
+        """Remove the plans of a table whose branches, tags or current snapshot moved during planning."""
         mixed = [
             group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
         ]
@@ -159,7 +159,7 @@ class PlanRequests:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """Return the answers that arrive in time; refusals are left out."""
+        """Return the responses that arrive in time. Refusals are left out."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -185,7 +185,7 @@ class PlanRequests:
                 self.why = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
                 self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
-                _log.warning("not answered", error=error.message)
+                _log.warning("The server did not respond to a request for a plan", error=error.message)
             case _:
                 raise error
         return False
@@ -225,7 +225,7 @@ def _request_of(
     """Return the request for a scan.
 
     Args:
-        keep: Whether the request contains the filter; after a refusal, the filter is left out.
+        keep: Whether the request contains the filter. After a refusal, the filter is left out.
     """
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
@@ -250,7 +250,7 @@ def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, pla
 
 
 def _group_scans(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
-    """Return the scans that must read the same state of a table."""
+    """Group the scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for planned in planned_scans:
         groups[planned.state].append(planned)
@@ -262,7 +262,7 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until all scans of a table, and the uses of its rows in joins, have the same state."""
+    """Remove plans until all scans of a table, and all uses of its rows in joins, have the same state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [

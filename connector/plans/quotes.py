@@ -1,4 +1,4 @@
-"""Quotes names and texts in SQL."""
+"""Quotes names and strings in SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def quote_name(name: str) -> str:
 
 
 def backquote(name: str) -> str:
-    """Return the quoted name in Spark's SQL."""
+    """Return a name with the quotes of Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

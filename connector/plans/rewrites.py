@@ -11,9 +11,7 @@ from seamark.connector.plans.plan_requests import find_used_joins
 
 LEASE_S = 86_400
 MAX_KEPT_FRACTION = 0.95
-"""The maximum fraction of files that a plan may keep; if it keeps more, the statement reads the table
-itself.
-"""
+"""The maximum fraction of files that a plan may keep. If it keeps more, the statement reads the table itself."""
 BUDGET_S = 10.0
 """The time budget for all requests of one query."""
 
@@ -23,7 +21,7 @@ class RewrittenStatement:
     """A rewritten statement.
 
     Attributes:
-        statement: The new text; None if the original text has to run.
+        statement: The new text, or None if the original text has to run.
         summary: A description of the changes in one line.
     """
 
@@ -38,8 +36,9 @@ class RewrittenStatement:
 def summary_of(
     plans: Mapping[PlannedScan, TablePlanResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
-    """Return a summary of the files that each plan keeps, and of the columns and numbers of keys that left out
-    files.
+    """Return a summary of the files that each plan keeps.
+
+    It also lists the columns and key counts of joins that left out files.
     """
     counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
     used = [

@@ -1,6 +1,4 @@
-"""The tables that a statement of any engine reads: their positions in the text, and conditions on the
-needed rows.
-"""
+"""The tables that a statement of any engine reads: their positions in the text, and conditions on the needed rows."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
-    """Return the columns of a condition; for a field of a struct, return the column of the struct."""
+    """Return the columns of a condition. For a field of a struct, this is the column of the struct."""
     return (
         frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
     )
@@ -22,26 +20,36 @@ def columns_of(condition: Condition | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Join:
-    """A row is needed only if a needed row of another scan is equal in the columns `on`, or compared by `ops`."""
+    """A join with another scan.
+
+    A row is needed only if the other scan has a needed row with equal values in the columns `on`, or with values that
+    are compared by `ops`.
+    """
 
     scan: int
     """The position of the other scan among the statement's scans."""
     on: tuple[tuple[str, str], ...]
     """Pairs of columns with equal values: a column of this table, and a column of the other table."""
     transform: str = IDENTITY
-    """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
-    hour of this table's; for `year` also the number of the year. With `RANGE`, each pair is compared by its operator in
-    `ops`; the pairs have one column of this table. With `MINIMUM` or `MAXIMUM`, this table's value is compared with
-    that extreme of the rows of the other table that meet `where`."""
+    """The transform of the join.
+
+    With a transform of Iceberg, there is one pair. The other table's value is the start of the day, month, year or hour
+    of this table's value. For `year`, it may also be the number of the year. With `RANGE`, each pair is compared by its
+    operator in `ops`, and all pairs have the same column of this table. With `MINIMUM` or `MAXIMUM`, this table's value
+    is compared with the minimum or maximum of the other table's rows that meet `where`.
+    """
     where: Condition | None = None
-    """The other row also meets this condition on its table. Rows with an extreme meet only this condition."""
+    """A condition that the other row also meets. For an extreme, it is the only condition on the other rows."""
     any_of: int | None = None
-    """The number of a group of alternatives: a row needs only one of the joins with the same number."""
+    """The number of a group of alternatives. A row needs only one of the joins with the same number."""
     unless: Condition | None = None
-    """Rows of this table that meet it are needed in any case."""
+    """A condition on rows of this table. Rows that meet it are needed without the join."""
     ops: tuple[str, ...] = ()
     exact: bool = False
-    """The extreme is that of exactly the rows that meet `where`; otherwise of some of them."""
+    """Whether the extreme is computed from exactly the rows that meet `where`.
+
+    Otherwise it is computed from some of them.
+    """
 
     @property
     def is_extreme(self) -> bool:
@@ -60,60 +68,63 @@ class Scan:
     table: str
     start: int
     end: int
-    """The end of the reference in the statement, which has the characters [start, end); FOR VERSION and the
-    alias follow.
+    """The end of the reference, which has the characters [start, end) of the statement.
+
+    FOR VERSION and the alias follow it.
     """
     name_start: int
-    """The start of the table's name, which follows the catalog and the schema."""
+    """The start of the table's name, which follows the catalog and the schema in the reference."""
     alias_needed: str | None
     """The alias to add after the new name and after FOR VERSION, if the reference has no alias."""
     snapshot_id: int | None
-    """The snapshot of FOR VERSION AS OF, if it is a number."""
+    """The snapshot id in FOR VERSION AS OF, or None."""
     version_span: tuple[int, int] | None
-    """The characters of FOR VERSION in the statement."""
+    """The characters of FOR VERSION in the statement, or None."""
     condition: Condition | None
     """The condition that is true for all needed rows.
 
-    Its columns are (0, column), and it has no semi-joins. It must be bound to the schema that the scan reads,
-    because in an older schema, a name may belong to another column.
+    Its columns are (0, column), and it has no semi-joins. It must be bound to the schema that the scan reads, because a
+    name may belong to another column in an older schema.
     """
     likes: tuple[tuple[Like, ...], ...] = ()
-    """Further conditions, which only filter the rows of a dimension; at least one condition of each tuple is
-    true.
-    """
+    """Further conditions, which only filter the rows of a dimension. At least one condition of each tuple is true."""
     joins: tuple[Join, ...] = ()
-    """The joins with other scans; both scans of a join list it."""
+    """The joins with other scans. Both scans of a join list it."""
     renamable: bool = True
-    """Whether the reference can be renamed. False if the statement may qualify columns by the table's schema,
-    because an alias has no schema.
+    """Whether the reference can be renamed.
+
+    It cannot if the statement may qualify columns by the table's schema, because an alias has no schema.
     """
     quoted: bool = False
-    """Whether the reference is in a text within the statement, in which each quote is doubled."""
+    """Whether the reference is in a string literal of the statement, in which each quote is doubled."""
     ref: str | None = None
-    """The branch or tag of FOR VERSION AS OF.
+    """The branch or tag in FOR VERSION AS OF, or None.
 
-    The server finds its snapshot when it makes the plan. The rewritten statement names that snapshot or its
-    plan table, so the result does not change if the branch moves later.
+    The server resolves it when it creates the plan. The rewritten statement names the resolved snapshot or its plan
+    table, so the result does not change if the branch moves later.
     """
 
     @property
     def is_past(self) -> bool:
-        """Whether the reference has a version; the engine then reads with the schema of the snapshot."""
+        """Whether the reference has a version. If so, the engine reads with the schema of the snapshot."""
         return self.snapshot_id is not None or self.ref is not None
 
     @cached_property
     def predicate(self) -> str | None:
-        """The condition as SQL."""
+        """The condition as SQL, or None."""
         return None if self.condition is None else sql_of(self.condition)
 
     @cached_property
     def filter(self) -> Expression | None:
-        """The condition as an Iceberg expression with typed literals."""
+        """The condition as an Iceberg expression with typed literals, or None."""
         return None if self.condition is None else expression_of(self.condition)
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there is a condition on its rows, or a join that needs no condition on the rows of its table."""
+        """Whether the needed rows of the scan are restricted.
+
+        They are restricted by a condition, or by a join that needs no condition on the other table.
+        """
         has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
         return self.condition is not None or bool(self.likes) or has_join
 

@@ -1,6 +1,4 @@
-"""Replaces parts of a text by position; all other characters of a statement, such as comments and spaces,
-stay.
-"""
+"""Replaces parts of a text by position. All other characters, such as comments and spaces, stay."""
 
 from __future__ import annotations
 

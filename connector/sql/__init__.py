@@ -1,1 +1,1 @@
-"""Runs SQL statements of one dialect: plans them with indexes and joins, and chooses the engine for each."""
+"""Runs SQL statements of one dialect: plans them with indexes and joins, and chooses an engine for each statement."""

@@ -1,6 +1,4 @@
-"""Translates comparisons and arithmetic with Trino's rules for NaN, division by zero, and the digits of
-decimals.
-"""
+"""Translates comparisons and arithmetic with Trino's rules for NaN, division by zero, and the digits of decimals."""
 
 from __future__ import annotations
 
@@ -28,9 +26,12 @@ DIVISION_BY_ZERO = "error('Division by zero')"
 
 
 def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
-    """Return the translation of a comparison of two values of one type.
+    """Return the translation of a comparison of two values of the same type.
 
     NaN is not equal to any value, and neither smaller nor larger than any value.
+
+    Args:
+        positive: Whether the comparison is used as a condition, so that null and false have the same effect.
     """
     left, right = sides
     check_comparable(left, node)
@@ -63,7 +64,7 @@ def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> S
 def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node: exp.Expr) -> SqlValue:
     """Translate an operation on decimals with Trino's rules for precision and scale.
 
-    Both sides are cast to decimals with enough digits, so that DuckDB does not compute in a narrower type.
+    Both operands are cast to decimals with enough digits, because DuckDB would otherwise compute in a narrower type.
     """
     a_type, b_type = as_decimal(left.type), as_decimal(right.type)
     scale = max(a_type.scale, b_type.scale)
@@ -77,7 +78,7 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             if a_type.scale + b_type.scale > PRECISION_MAX:
                 raise BadRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
             kind = decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
-            # DuckDB multiplies in a type of 18 digits if both sides have at most 18 digits.
+            # DuckDB multiplies in a type of 18 digits if both operands have at most 18 digits.
             wide_type = decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
             return SqlValue(
                 f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {duckdb_name(kind)})", kind
@@ -97,9 +98,9 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
 
 
 def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
-    """Return the quotient of two decimals, rounded half up to the scale of `kind`, computed with 128-bit integers.
+    """Return the quotient of two decimals, rounded half up to the scale of `kind`.
 
-    If 128 bits are not sufficient, the statement fails.
+    DuckDB computes it with 128-bit integers. If 128 bits are not sufficient, the statement fails.
     """
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"

@@ -1,9 +1,9 @@
 """Translates statements that write to DuckDB's SQL: INSERT, UPDATE, DELETE, CREATE and DROP.
 
-INSERT, UPDATE and DELETE become queries over the rows that Seamark's reader passes to DuckDB. These queries
-return the rows to insert, or the places of the rows to change and their new values (`row_changes.py`).
-Their expressions are translated with the same code as other queries, so they have the same meaning. CREATE
-and DROP run on the attached catalog; their text has quoted names.
+INSERT, UPDATE and DELETE become queries over the rows that Seamark's reader passes to DuckDB. These queries return the
+rows to insert, or the places of the rows to change with their new values (`row_changes.py`). Their expressions are
+translated by the same code as those of other queries, so they have the same meaning. CREATE and DROP run on the
+attached catalog. All names in their text are quoted.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _OPENING, _CLOSING = ("(", "["), (")", "]")
 class DuckDBChange:
     text: str
     names: tuple[str, ...]
-    """The columns of the query's result, with which rows are inserted or changed; empty for CREATE and DROP.
+    """The columns of the query's result, by which rows are inserted or changed. Empty for CREATE and DROP.
 
     For UPDATE and DELETE, the first column is the place of the row.
     """
     tables: tuple[StoredTable, ...]
     """The tables that the query reads."""
     target: Name | None
-    """The table whose rows it changes; None for a definition."""
+    """The table whose rows the statement changes, or None for CREATE and DROP."""
     query: SqlStatement | None
-    """The query in which the references of `tables` have their positions; None for a definition."""
+    """The query to which the positions of `tables` refer, or None for CREATE and DROP."""
 
 
 def translate_change(
@@ -117,7 +117,7 @@ class _Change:
         columns = self._find_target_columns(tree.this)
         place = _PLACE
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
-            place += "$"  # The result is a name that the statement does not contain.
+            place += "$"  # `place` must be a name that the statement does not contain.
         kind, texts = self._statement.kind, divide_row_change(self._statement.text)
         chosen = []
         for assignment in tree.expressions if kind is Kind.UPDATE else ():
@@ -149,7 +149,7 @@ class _Change:
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
-        # The analysis of conditions does not know the place.
+        # The analysis of conditions does not know the column with the place.
         query.expressions[0].replace(exp.Literal.number(1))
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
@@ -209,7 +209,7 @@ class RowChangeTexts:
     values: tuple[str, ...]
     """The texts of the new values."""
     source: str
-    """The table and the condition: the text to use after FROM."""
+    """The table and the condition, as the text after FROM."""
 
 
 def divide_row_change(text: str) -> RowChangeTexts:
@@ -243,7 +243,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
 
 
 def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoToken]], TrinoToken | None]:
-    """Return the assignments of SET, and the token WHERE or None if there is no condition."""
+    """Return the assignments of SET, and the token WHERE. The token is None if there is no condition."""
     groups: list[list[TrinoToken]] = [[]]
     depth = 0
     for token in tokens:
@@ -258,7 +258,7 @@ def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoTok
 
 
 def _check_distinct(names: list[str]) -> list[str]:
-    """Return the names if they are distinct.
+    """Check that the names are distinct, and return them.
 
     Raises:
         BadRequest: A name occurs twice.
@@ -277,7 +277,7 @@ def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> 
 
 
 def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
-    """Return the value converted to the type of its column.
+    """Return the value, converted to the type of its column.
 
     Raises:
         BadRequest: The conversion requires a CAST.
@@ -288,7 +288,7 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
             raise BadRequest(
                 f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
-    # The writer converts nested values, and refuses values that do not fit.
+    # The writer converts nested values, and refuses values that do not fit the type.
     if not has_duckdb_name(kind):
         if value.type == UNKNOWN or value.type != kind:
             raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that cannot be written")

@@ -1,12 +1,11 @@
 """Chooses the engine of a statement.
 
-The choice depends on the kind of the statement, on the bytes that it reads, and on whether DuckDB computes
-it with the results that the dialect defines.
+The choice depends on the kind of the statement, on the bytes that it reads, and on whether DuckDB computes the results
+that the dialect defines.
 
-DuckDB in this process starts at once, and reads on one machine. Trino has more machines, and takes longer
-to plan. So small queries run on DuckDB, and large queries on Trino if it is configured. Statements that
-write run on the engine that is best for them: DuckDB for single rows, CREATE and DROP, and Spark for MERGE.
-The functions of this module are pure.
+DuckDB in this process starts at once, and runs on one machine. Trino has more machines, and takes longer to plan. So
+small queries run on DuckDB. Large queries run on Trino if it is configured. A statement that writes runs on the engine
+that is best for it: single rows, CREATE and DROP on DuckDB, and MERGE on Spark. The functions of this module are pure.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from seamark.connector.sql.statement import Kind
 AUTO, DUCKDB, TRINO, SPARK = "auto", "duckdb", "trino", "spark"
 ENGINES = (DUCKDB, TRINO, SPARK)
 LARGE_BYTES = 1 << 30
-"""The bytes of data files from which on a query is large; DuckDB reads this size in some seconds."""
+"""The size of the data files above which a query is large. DuckDB reads data of this size in some seconds."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class StatementProfile:
 
     kind: Kind
     bytes: int = 0
-    """The size of the data files in its plan."""
+    """The size of the data files in the plan of the statement."""
     not_in_duckdb: str = ""
-    """The reason why DuckDB cannot run it; empty if DuckDB can."""
+    """The reason why DuckDB cannot run the statement, or "" if it can."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,13 @@ def choose(
     """Return the engine that runs a statement.
 
     Args:
+        demand: The properties of the statement.
         wanted: The engine that the user has set, or `AUTO`.
+        available: The engines that are configured.
+        large_bytes: The size of the data files above which a query is large.
 
     Raises:
-        BadRequest: No engine can run the statement; the message has the reason.
+        BadRequest: No engine can run the statement. The message has the reason.
     """
     if wanted != AUTO:
         return _choose_forced(demand, wanted, available)

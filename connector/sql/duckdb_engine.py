@@ -1,7 +1,7 @@
-"""Runs DuckDB in this process without extensions, files or network, over record batches from Seamark's reader.
+"""Runs DuckDB in this process, without extensions, files or network, on record batches from Seamark's reader.
 
-The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns.
-DuckDB joins, groups and sorts. The text that it runs is built by the translation (`queries.py`).
+The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns. DuckDB joins,
+groups and sorts. The text that DuckDB runs is created by the translation (`queries.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
 POSITION_BITS = 40
-"""The number of bits for a row's position in its file; the higher bits of the place are the number of the
-file in the plan.
+"""The number of bits of a place that contain the row's position in its file.
+
+The higher bits contain the number of the file in the plan.
 """
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _CONFIG = {
@@ -35,23 +36,24 @@ _CONFIG = {
     "temp_directory": "",
     "integer_division": "false",
     "default_null_order": "nulls_last",
-    "preserve_insertion_order": "false",  # This setting allows LIMIT to stream (`queries.py`).
+    # With this setting, DuckDB streams the rows of a query with LIMIT (`queries.py`).
+    "preserve_insertion_order": "false",
 }
 
 
 class DuckDBFailed(ServerFailed):
-    """DuckDB failed with a bug, which makes its database unusable."""
+    """Raised if DuckDB failed because of a bug in it. Its database can then no longer be used."""
 
 
 @dataclass(frozen=True)
 class DuckDBLimits:
     memory_bytes: int = 2 << 30
     threads: int = 0
-    """The number of threads; 0: the number of cores."""
+    """The number of threads. 0 means one for each core."""
 
 
 def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
-    """Open a DuckDB database that opens no file and no connection, and whose settings no statement can change."""
+    """Open a DuckDB database that opens no files and no network connections. No statement can change its settings."""
     config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
     if limits.threads:
         config["threads"] = limits.threads
@@ -63,7 +65,7 @@ def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
 
 
 class TableStream:
-    """A stream of a table's rows for DuckDB; each scan of the stream reads the files again."""
+    """A stream of a table's rows for DuckDB. Each scan of the stream reads the files again."""
 
     def __init__(self, read: PlannedTableRead) -> None:
         self._read = read
@@ -99,11 +101,17 @@ class TableStream:
                 for batch in reader.read(task):
                     yield self._convert(batch, schema, number)
         except Exception as error:
-            self.failure = error  # DuckDB reports the error only as a text.
+            self.failure = error  # DuckDB reports an error of a stream only as a text.
             raise
 
     def _convert(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
-        """Return a batch of the task `number` with the columns of the relation."""
+        """Return a batch of rows with the columns of the relation.
+
+        Args:
+            batch: The rows that the reader has returned.
+            schema: The schema of the relation.
+            number: The number of the scan task.
+        """
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
         columns = list(batch.columns)
@@ -133,7 +141,10 @@ def execute(
     """Run a statement, and return its rows as a stream.
 
     Args:
-        names: The names of the columns.
+        con: The connection to DuckDB.
+        text: The statement.
+        names: The names of the result's columns, or None to keep DuckDB's names.
+        streams: The streams that the statement reads.
 
     Raises:
         BadRequest: DuckDB refuses the statement, or the statement fails for some rows.

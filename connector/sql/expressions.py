@@ -1,9 +1,9 @@
 """Translates expressions of the dialect to DuckDB's SQL, with their types.
 
-Only the expressions that are listed here and in `functions.py` are translated. The text is built from these
-pieces, so no other expression can reach DuckDB. Where DuckDB differs from the dialect, the text computes
-the result that the dialect defines: NaN is not equal to any value, a division of integers by zero is an
-error, a division of decimals is a decimal, and only explicit casts convert values.
+Only the expressions that are listed here and in `functions.py` are translated. The text is built from these pieces, so
+no other expression can reach DuckDB. Where DuckDB differs from the dialect, the text computes the result that the
+dialect defines: NaN is not equal to any value, a division of integers by zero is an error, a division of decimals is a
+decimal, and only explicit casts convert values.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ from seamark.connector.sql.values import cast, check_args, check_comparable, req
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
-"""Translates a nested query; returns its text and its columns."""
+"""A function that translates a nested query, and returns its text and its columns."""
 _UNITS = {"day": "DAY", "week": "WEEK", "month": "MONTH", "year": "YEAR", "hour": "HOUR", "minute": "MINUTE"}
 _UNITS["second"] = "SECOND"
 _INTERVAL_MAX = 100_000
 _NEGATABLE = frozenset(("this", "expression", "negate"))
-"""Nodes that may have `negate`: in sqlglot, `NOT LIKE` is one node, and in some dialects `IS NOT NULL` is,
-too.
+"""The nodes that may have the argument `negate`.
+
+In sqlglot, `NOT LIKE` is one node. In some dialects, `IS NOT NULL` is one node too.
 """
 TEXT_MAX = 1 << 20
 """The maximum number of characters of an expression in DuckDB's SQL."""
 
 
 class Expressions:
-    """Translates the expressions of one statement, whose current time is `now`."""
+    """Translates the expressions of one statement. Its current time is `now`."""
 
     def __init__(self, query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
         self.query = query
@@ -65,9 +66,9 @@ class Expressions:
         self.now = now
 
     def condition(self, node: exp.Expr, scope: NameScope) -> str:
-        """Return a condition for a place where only *true* counts.
+        """Return the text of a condition for a place where null and false have the same effect.
 
-        NaN is compared without CASE, so that joins stay hash joins.
+        NaN is compared without CASE, so DuckDB can still use hash joins.
         """
         match node:
             case exp.Paren():
@@ -96,7 +97,7 @@ class Expressions:
             value = method(self, node, scope)
         else:
             value = self._functions(self, node, scope)
-        if len(value.sql) > TEXT_MAX:  # some translations repeat their operands
+        if len(value.sql) > TEXT_MAX:  # Some translations repeat their operands, so nested expressions may become long.
             raise BadRequest(f"An expression is too long: {describe(node)}")
         return value
 
@@ -241,7 +242,7 @@ class Expressions:
         branches = node.args["ifs"]
         if node.this is None:
             tests = [self.condition(branch.this, scope) for branch in branches]
-        else:  # All compared values are converted to one type, like in Trino.
+        else:  # All compared values are converted to one type, as in Trino.
             value, *branch_values = to_common_type(
                 self.values([node.this, *(branch.this for branch in branches)], scope), node
             )
@@ -330,7 +331,7 @@ def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
 
 
 def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
-    """Return whether DuckDB's conversion has the same result as Trino's for all values."""
+    """Return whether DuckDB's conversion has the same result as Trino's conversion for all values."""
     if source == UNKNOWN:
         return True
     if source.is_integer:
@@ -351,7 +352,7 @@ def _not_of(node: exp.Expr) -> str:
 def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
     """Return the operands of a chain such as `a AND b AND c`.
 
-    The function is not recursive. DuckDB does not parse a chain of thousands of operands to a deep tree.
+    The function is not recursive. DuckDB parses a flat chain of thousands of operands without a deep tree.
     """
     operands, pending = [], [node]
     while pending:

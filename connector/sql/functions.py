@@ -44,7 +44,7 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
 }
 """The parts of dates and times, and the types that have each part.
 
-Times with a zone are read in UTC, because the session's zone is UTC.
+Times with a zone are read in UTC, because the time zone of the session is UTC.
 """
 _EXTRACTED_UNITS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
 _TRUNCATED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
@@ -53,8 +53,9 @@ _COUNTED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY"}
 _RANKS = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _ROUND_DIGITS_MAX = 15
 _SUMMED_PRECISION_MAX = 26
-"""The maximum precision of decimals that are summed: the sum of 10 to the power of 12 rows has at most 38
-digits.
+"""The maximum precision of decimals that are summed.
+
+The sum of 10 to the power of 12 such rows has at most 38 digits.
 """
 _TEXT_POSITION_MAX = 10_000_000
 """The maximum position in a text."""
@@ -103,13 +104,13 @@ def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate a difference of times; in sqlglot's node, the end is the first argument."""
+    """Translate a difference of times. In sqlglot's node, the end of the period is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(e.values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
-    if end.type == TIMESTAMP:  # Trino counts in milliseconds.
+    if end.type == TIMESTAMP:  # Trino ignores digits after the milliseconds.
         sides = [f"date_trunc('milliseconds', {one.sql})" for one in (start, end)]
         return SqlValue(f"date_sub('{unit.lower()}', {sides[0]}, {sides[1]})", BIGINT)
     return SqlValue(f"date_sub('{unit.lower()}', {start.sql}, {end.sql})", BIGINT)
@@ -146,7 +147,7 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     if value.type.name != "decimal" or places > _ROUND_DIGITS_MAX:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     value_type = value.type
-    if digits is not None:  # Trino keeps the scale.
+    if digits is not None:  # Trino keeps the scale of the decimal.
         kind = decimal(min(PRECISION_MAX, value_type.precision + 1), value_type.scale)
         if places >= value_type.scale:
             return cast(value, kind)
@@ -166,7 +167,7 @@ def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> 
 
 
 def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `greatest` and `least`, which are null if an argument is null."""
+    """Translate `greatest` and `least`. They are null if one of their arguments is null."""
     values = to_common_type(e.values([node.this, *node.expressions], scope), node)
     kind = type_of(values)
     if kind.is_float or not kind.is_comparable:
@@ -187,9 +188,9 @@ def _text_translator(name: str, kind: SqlType) -> FunctionTranslator:
 
 
 def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `upper`, which converts each character separately: Trino keeps `ß`, but DuckDB converts it.
+    """Translate `upper`, character by character, because Trino keeps `ß` and DuckDB converts it.
 
-    The text of the argument is written once. Otherwise n nested calls would write it 3 to the power of n times.
+    The text of the argument is written only once. Otherwise n nested calls would write it 3 to the power of n times.
     """
     check_args(node)
     text = require_type(e.value(node.this, scope), VARCHAR, node).sql
@@ -266,14 +267,17 @@ def _sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlVal
     DuckDB adds them as 128-bit integers, whose overflow is not an error.
 
     Args:
-        over: The window.
+        value: The decimals.
+        distinct: `DISTINCT ` or an empty text.
+        over: The window of the sum, or an empty text.
     """
     kind = decimal(PRECISION_MAX, value.type.scale)
     total = f"CAST(sum({distinct}{value.sql}){over} AS {duckdb_name(kind)})"
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
     size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
-    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"  # The sum of doubles is rounded.
+    # The sum of doubles depends on the order of the rows, because it is rounded.
+    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
     return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
 
 
@@ -294,7 +298,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
 
 
 def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `min` and `max`, which are NaN only if all values are NaN."""
+    """Translate `min` and `max`. They are NaN only if all values are NaN."""
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
     value = e.value(_parse_argument(node, name)[1], scope)
@@ -313,8 +317,9 @@ def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE, because some translations have several
-    aggregates.
+    """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE.
+
+    FILTER itself is not used, because some translations of an aggregate contain several aggregates.
     """
     aggregate, where = node.this, node.expression.this
     if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
@@ -327,7 +332,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
-    """Return `DISTINCT ` or an empty text, and the argument."""
+    """Return the argument of an aggregate, and `DISTINCT ` or an empty text before it."""
     if isinstance(node.this, exp.Distinct):
         if len(node.this.expressions) != 1:
             raise UnsupportedInDuckDB(f"{name}(DISTINCT …) with several columns is not translated")
@@ -389,7 +394,7 @@ def _is_running(spec: exp.Expr) -> bool:
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY; in both directions, nulls are last unless the statement says otherwise."""
+    """Return a key of ORDER BY. In both directions, nulls are last unless the statement says otherwise."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

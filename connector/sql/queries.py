@@ -1,8 +1,7 @@
-"""Translates a query of the dialect to DuckDB's SQL over relations `t0`, `t1` …, one for each reference to a
-table.
+"""Translates a query of the dialect to DuckDB's SQL. Each reference to a table becomes a relation `t0`, `t1` ….
 
-The output columns have the names `c0`, `c1` …; the names of the result's columns are listed separately.
-Nulls are last in ORDER BY unless the statement says otherwise.
+The output columns have the names `c0`, `c1` …. The names of the result's columns are returned separately. Nulls are
+last in ORDER BY unless the statement says otherwise.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WORDS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 _ROWS_MAX = 1 << 62
 _WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
-"""A clause after which DuckDB pushes no filter down, because it pushes no filter below LIMIT.
+"""A clause after which DuckDB pushes no filter down, because it does not push filters below LIMIT.
 
-DuckDB cannot push all filters into an Arrow scan; an example are filters on decimals. In this case, version
-1.5.5 mixes up the columns above the scan. The reader has already applied the conditions.
+The reader has already applied the conditions. Some filters, for example on decimals, cannot be pushed into an Arrow
+scan. If DuckDB 1.5.5 tries it with such a filter, it mixes up the columns above the scan.
 """
 _NOTHING: Mapping[str, WithQuery] = {}
 TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
-"""Returns the columns of a stored table, given the reference to it.
+"""A function that returns the columns of a stored table, given a reference to the table.
 
 Raises:
     BadRequest: The table does not exist.
@@ -82,7 +81,7 @@ class Translation:
     """The translation of one statement.
 
     Attributes:
-        tables: The references to stored tables that were translated so far.
+        tables: The references to stored tables that have been translated so far.
     """
 
     def __init__(self, columns_of: TableColumns, now: datetime) -> None:
@@ -120,7 +119,7 @@ class Translation:
         return (f"WITH {', '.join(texts)} {text}" if texts else text), columns
 
     def _translate_with_query(self, node: exp.Expr, outer: NameScope) -> tuple[str, NameScope]:
-        """Translate a query in WITH; return its text, and the scope in which its name is visible."""
+        """Translate a query in WITH. Return its text, and a scope in which its name is visible."""
         check_args(node, frozenset(("this", "alias")))
         text, columns = self.query(node.this, outer)
         columns = _rename_columns(columns, node.args["alias"], node)
@@ -187,11 +186,11 @@ class Translation:
         *,
         distinct: bool = False,
     ) -> list[str]:
-        """Return the keys of ORDER BY; without a scope, only the outputs are visible."""
+        """Return the keys of ORDER BY. Without a scope, only the outputs are visible in the keys."""
         numbers: defaultdict[str, list[int]] = defaultdict(list)
         for number, (name, _) in enumerate(outputs, 1):
             numbers[name.lower()].append(number)
-        # In expressions, too, a name of SELECT takes precedence over a column of FROM.
+        # In expressions too, a name of SELECT takes precedence over a column of FROM.
         named = None
         if scope is not None:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
@@ -213,7 +212,7 @@ class Translation:
             node: The key in the statement.
             outputs: The names and values of SELECT.
             numbers: The numbers of the outputs, by name in lower case.
-            scope: The scope of other expressions; None if only outputs are visible.
+            scope: The scope for other expressions than outputs, or None if only outputs are visible.
             distinct: Whether the query is SELECT DISTINCT.
         """
         key, number = node.this, _parse_ordinal(node.this)
@@ -311,7 +310,7 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # A comma binds less tightly than JOIN: an outer join keeps rows of its two sides only.
+                # A comma binds less tightly than JOIN. An outer join therefore keeps only rows of its own two sides.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
@@ -381,7 +380,7 @@ class Translation:
             case exp.Subquery() | exp.Values():
                 if node.args.get("joins"):
                     raise UnsupportedInDuckDB("A join in parentheses of this form is not translated")
-                # A query in FROM cannot use the columns of the other relations, but it can use columns of the
+                # A query in FROM cannot use columns of the other relations in FROM, but it can use columns of the
                 # enclosing query.
                 text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
@@ -422,7 +421,7 @@ class Translation:
 
 
 def _find_star_qualifiers(node: exp.Expr) -> list[str] | None:
-    """Return the qualifiers of `*`, or None if the node is another expression."""
+    """Return the qualifiers of a star, or None if the node is not a star."""
     star = node.this if isinstance(node, exp.Column) else node
     if not isinstance(star, exp.Star):
         return None

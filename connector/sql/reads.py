@@ -1,9 +1,8 @@
-"""Plans the read of each table in a query: a snapshot, the files that conditions and joins leave, and the used
-columns.
+"""Plans the read of each table in a query: its snapshot, the files that may have needed rows, and the used columns.
 
-Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is
-planned with Iceberg's planTableScan. If rows of other tables can leave out files of a scan, a plan table is
-requested, and read like a table.
+Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is planned with
+Iceberg's planTableScan. If rows of other tables can leave out files of a scan, a plan table is requested, and is read
+like a table.
 """
 
 from __future__ import annotations
@@ -49,9 +48,7 @@ from seamark.formats.runtime.errors import RequestError
 
 _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
-"""The time limit of all requests for joins of one statement; closing the connection may take as long
-again.
-"""
+"""The time limit of all requests for joins of one statement. Closing the connection may take the same time again."""
 LEASE_S = 600
 
 
@@ -75,12 +72,10 @@ class PlannedTableRead:
     named: NamedTable
     opened: OpenTable
     where: Expression
-    """A condition that is true for all needed rows; it may be true for more rows than the statement's
-    condition.
-    """
+    """A condition that is true for all needed rows. It may be true for more rows than the statement's condition."""
     tasks: tuple[ScanTask, ...]
     joins: tuple[tuple[str, int], ...] = ()
-    """The columns by which other tables left out files, with the number of keys."""
+    """The columns by which other tables have left out files, each with the number of keys."""
 
     @property
     def bytes(self) -> int:
@@ -88,7 +83,7 @@ class PlannedTableRead:
 
 
 class CatalogTables:
-    """The tables of one statement; each is opened once, so that all references read the same snapshot."""
+    """The tables of one statement. Each table is opened once, so all references to it read the same snapshot."""
 
     def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
         """Create the tables of a statement.
@@ -102,10 +97,10 @@ class CatalogTables:
         self._catalog, self._schema = catalog, schema
         self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
-        """The tables by the identity of the reference."""
+        """The tables by the identity of the node that refers to them."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
-        """Make all references to the current state of a table use this open table."""
+        """Make all references to the current state of a table use an open table."""
         self._opened[name, None] = _to_named_table(name, opened)
 
     def name_of(self, node: exp.Table) -> Name:
@@ -117,11 +112,11 @@ class CatalogTables:
         return named.columns
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table; open it at its first use.
+        """Return a table, which is opened at its first use.
 
         Args:
             name: The name of the table.
-            version: The number of a snapshot, a branch or tag, or None.
+            version: A snapshot id, the name of a branch or tag, or None for the current state.
         """
         named = self._opened.get((name, version))
         if named is None:
@@ -131,11 +126,11 @@ class CatalogTables:
             at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
             try:
                 opened = open_table(self._client, name, at)
-                # The table is opened with the schema of the snapshot, like in Trino.
+                # The table is opened with the schema of the snapshot, as in Trino.
                 if at.ref is not None:
                     opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
             except NotFound as error:
-                if error.kind not in _NO_TABLE:  # Another server may have sent this answer.
+                if error.kind not in _NO_TABLE:  # A server that is not Seamark may have sent this response.
                     raise
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
@@ -147,7 +142,12 @@ class CatalogTables:
 def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
     """Return the name of the table in a reference `[[catalog.]schema.]table`.
 
-    Dots in a quoted schema separate its levels. `schema` is the default.
+    Dots in a quoted schema separate the levels of its name.
+
+    Args:
+        node: The reference.
+        catalog: The name of the catalog.
+        schema: The schema of a reference without a schema.
 
     Raises:
         BadRequest: The reference has no schema, or names another catalog.
@@ -171,14 +171,14 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 def plan_reads(
     client: SeamarkClient, query: SqlStatement, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[PlannedTableRead]:
-    """Return the planned read of each reference, in the order of `tables`.
+    """Plan the read of each reference to a table. The result has the order of `tables`.
 
     Args:
-        client: The catalog.
-        query: The query, in whose tree `tables` are.
+        client: The client of the catalog.
+        query: The query whose tree contains the references.
         tables: The references.
-        catalog: The tables, which are open.
-        today: The statement's date in UTC.
+        catalog: The tables of the statement. They are open.
+        today: The date in UTC at which the statement runs.
     """
     scans = _find_scans(query, tables, catalog, today)
     planned = _request_join_plans(
@@ -199,14 +199,18 @@ def plan_reads(
 
 
 def drop_functions(where: Expression) -> Expression:
-    """Return the parts of a condition with which rows can be compared; functions of columns only select files."""
+    """Return the condition without comparisons of functions of columns.
+
+    Functions of columns select files only. The reader cannot compare rows with them.
+    """
     return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 
 def row_filter(where: Expression) -> Expression:
     """Return the parts of a condition by which the reader can select rows.
 
-    NaN compares differently in Iceberg's expressions, so the engine evaluates conditions on doubles.
+    Conditions on floats are left out, because NaN is compared differently in Iceberg's expressions. The engine
+    evaluates them.
     """
     parts = where.children if isinstance(where, And) else (where,)
     return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
@@ -245,7 +249,7 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
 def _find_scans(
     query: SqlStatement, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[Scan | None]:
-    """Return the scans of the references; None where the analysis does not determine it."""
+    """Return the scan of each reference, or None if the analysis does not find it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
@@ -275,14 +279,18 @@ def _find_scans(
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
 ) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
-    """Return the names of plan tables by the numbers of the references, if joins leave out files."""
+    """Request plan tables if joins can leave out files.
+
+    Returns:
+        The names of the plan tables with the joins that were used, by the number of the reference.
+    """
     if not any(scan.joins for scan in scans.values()):
         return {}
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
     for at, number in enumerate(numbers):
         scan, named = scans[number], catalog.of_node[id(tables[number].node)]
-        if scan.ref is not None:  # The branch may have moved in the meantime.
+        if scan.ref is not None:  # The branch may have moved since the table was opened.
             scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
         planned_scans[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
@@ -309,8 +317,7 @@ async def _plan_tables(
 ) -> dict[PlannedScan, TablePlanResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
-        # The requests end at `until_s`, with the plans that have arrived. A time limit here would discard
-        # these plans.
+        # The requests end at `until_s`, and the plans that have arrived are used. A time limit here would discard them.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates) as server,

@@ -1,12 +1,10 @@
-"""Runs INSERT, UPDATE and DELETE: Seamark reads the files of the plan, DuckDB computes, and Seamark writes and
-commits.
+"""Runs INSERT, UPDATE and DELETE: Seamark reads the files, DuckDB computes the rows, and Seamark commits them.
 
-DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds with other rules than
-Iceberg's (`docs/how-to/connect-duckdb.md`), so its changes could miss rows. In this module, each row that
-DuckDB computes has its place: the number of its file in the plan, and its position in the file. Only these
-places are changed.
+DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds with other rules than Iceberg
+(`docs/how-to/connect-duckdb.md`), so its changes could miss rows. In this module, each row that DuckDB computes has a
+place: the number of its file in the plan, and its position in the file. Only rows at these places are changed.
 
-After a conflict with another commit, UPDATE and DELETE run again from the current snapshot.
+After a conflict with another commit, UPDATE and DELETE run again on the current snapshot.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class ComputedRows:
 
     Attributes:
         read: The read of the changed table.
-        rows: The place of each row, and its new values by the names of the columns that UPDATE sets.
-        scope: A filter of the rows of the table that the statement read.
+        rows: The place of each changed row, and its new values, by the names of the columns that UPDATE sets.
+        scope: A filter that matches the rows of the table that the statement has read.
     """
 
     read: PlannedTableRead
@@ -55,11 +53,11 @@ class ComputedRows:
 
 
 def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) -> int:
-    """Append rows with one commit, and return their number.
+    """Append rows to a table with one commit, and return the number of rows.
 
     Raises:
         BadRequest: The rows do not fit the table.
-        ClientError: The commit fails, or `rows` raises it.
+        ClientError: The commit fails, or reading `rows` fails.
     """
     count = 0
 
@@ -92,7 +90,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         mode = target.properties.get(f"write.{kind}.mode", MERGE_ON_READ).lower()
         if mode not in MODES:
-            raise Unwritable(f"write.{kind}.mode is {mode!r}; it may be {' or '.join(MODES)}")
+            raise Unwritable(f"write.{kind}.mode is {mode!r}; it must be {' or '.join(MODES)}")
         computed = compute(opened)
         return write_change(client, _compute_difference(computed, opened), computed.scope, opened, target, mode)
 
@@ -104,15 +102,15 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
 
 @dataclass(frozen=True)
 class _UpdatedRows(RowDifference):
-    """The new rows of an UPDATE: the columns that it sets, and the stored values of the other columns.
+    """The new rows of an UPDATE: new values of the columns that it sets, and stored values of the other columns.
 
-    The stored columns are read file by file while the new rows are written, so memory contains only the set
-    columns.
+    The stored columns are read file by file while the new rows are written. So memory holds only the columns that are
+    set.
     """
 
     opened: OpenTable | None = None
     values: pa.Table | None = None
-    """The new values by the names of the columns, in the order of `located`."""
+    """The new values, by the names of their columns. The rows have the order of `located`."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         if self.values is None or self.opened is None:
@@ -170,7 +168,7 @@ def _compute_difference(computed: ComputedRows, opened: OpenTable) -> RowDiffere
 
 
 def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
-    """Yield the rows at `places`, which are ascending, for each file."""
+    """Yield the rows at the ascending `places`, grouped by file."""
     numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
     parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
     for number, positions in zip(numbers.tolist(), parts, strict=True):
@@ -179,7 +177,7 @@ def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[Matched
 
 @contextmanager
 def _client_errors() -> Iterator[None]:
-    """Convert errors of the reader and the writer to errors of the client."""
+    """Convert errors of the reader and the writer to client errors."""
     try:
         yield
     except Unwritable as error:

@@ -1,6 +1,6 @@
 """Converts rows to JSON.
 
-Numbers become JSON numbers. NaN, infinity, decimals, times and UUIDs become texts, bytes become base64, and
+Numbers become JSON numbers. NaN, infinity, decimals, times and UUIDs become strings, bytes become base64 strings, and
 nested values become lists and objects.
 """
 
@@ -20,7 +20,7 @@ from seamark.connector.client.errors import BadRequest
 _CYCLE_DAYS = 146_097
 _DAY_MICROS = 86_400_000_000
 YEAR_MAX = 9999
-"""The last year that is written without a sign."""
+"""The last year that Trino writes without a sign."""
 
 
 def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
@@ -33,7 +33,7 @@ def _to_json_column(column: pa.Array) -> list[Any]:
     kind = column.type
     try:
         values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):  # Python's dates are in the years 1 to 9999.
+    except (OverflowError, ValueError):  # Python supports only dates in the years 1 to 9999.
         return _format_far_times(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
@@ -62,7 +62,10 @@ def _moment_text(micros: int) -> str:
 
 
 def _day_text(days: int) -> str:
-    """Return a date, given days since 1970-01-01; the calendar repeats its dates every 400 years."""
+    """Return the text of a date, given its number of days since 1970-01-01.
+
+    The calendar repeats its dates every 400 years, so the function uses a year that Python supports.
+    """
     cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
     day = date(1970, 1, 1) + timedelta(days=day_of_cycle)
     year = day.year + 400 * cycles
@@ -87,6 +90,6 @@ def json_value(value: Any) -> Any:
             return {str(name): json_value(one) for name, one in value.items()}
         case list():
             return [json_value(one) for one in value]
-        case tuple():  # The value is an entry of a map.
+        case tuple():  # The value is an entry of a map: a pair of key and value.
             return [json_value(one) for one in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,7 +1,7 @@
 """Resolves the names in a query: columns of its relations and of enclosing queries, and names in WITH.
 
-Each name is replaced by a name that the translation chooses (`r3.c0`), so the text that DuckDB runs
-contains no identifier of the statement. Like in Trino, names are compared without case.
+Each name is replaced by a name that the translation chooses (`r3.c0`), so the text that DuckDB runs contains no
+identifier of the statement. As in Trino, the case of names does not matter.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from seamark.formats.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
 _HINTS_FROM = 1000
-"""The maximum number of columns of a query that are compared with an unknown name to find a similar name."""
+"""The maximum number of columns of a relation in which the hint for an unknown name searches a similar name."""
 
 
 class UnsupportedInDuckDB(Exception):
-    """DuckDB does not compute this with the result that the dialect defines, or the translation does not support it.
+    """Raised if the statement is not translated, or if DuckDB would compute another result than the dialect defines.
 
     Another engine may run the statement.
     """
@@ -31,10 +31,10 @@ class UnsupportedInDuckDB(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SqlValue:
-    """An expression in DuckDB's SQL.
+    """A translated expression in DuckDB's SQL, with its type.
 
     Attributes:
-        literal: The constant, if the expression is a constant without a cast.
+        literal: The literal if the expression is a literal without a cast, otherwise None.
     """
 
     sql: str
@@ -47,7 +47,7 @@ class StoredTable:
     """A reference to a stored table in the statement.
 
     Attributes:
-        node: The node with the name of the table and the positions in the text.
+        node: The node of the reference, with the table's name and its positions in the text.
     """
 
     number: int
@@ -57,8 +57,9 @@ class StoredTable:
     used: dict[str, None] = field(default_factory=dict)
     """The names of the columns that the statement uses."""
     place: str | None = None
-    """The name of the column with the places of rows, for a table whose rows change; it is the last of
-    `columns`.
+    """The name of the column with the places of rows, or None if the statement does not change the table.
+
+    It is the last of `columns`.
     """
 
     @property
@@ -72,7 +73,7 @@ class VisibleColumn:
     """A column that FROM makes visible.
 
     Attributes:
-        qualifiers: The parts of the relation's name; empty for a column of USING.
+        qualifiers: The parts of the relation's name. Empty for a column of USING.
     """
 
     name: str
@@ -86,7 +87,7 @@ class WithQuery:
     """A name in WITH.
 
     Attributes:
-        relation: The name of the query in DuckDB's text.
+        relation: The name that the query has in DuckDB's text.
     """
 
     relation: str
@@ -95,8 +96,9 @@ class WithQuery:
 
 @dataclass(frozen=True)
 class NameScope:
-    """The columns of FROM, the names in WITH, and the scope of the enclosing query, which correlated queries
-    use.
+    """The names that are visible in a query.
+
+    They are the columns of FROM, the names in WITH, and the names of the enclosing query, which correlated queries use.
     """
 
     fields: tuple[VisibleColumn, ...]
@@ -125,14 +127,14 @@ class NameScope:
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
-        """The columns by name, so that a search does not go through all columns."""
+        """The columns by name. Without this index, each search would compare all columns."""
         by_name: defaultdict[str, list[VisibleColumn]] = defaultdict(list)
         for visible in self.fields:
             by_name[visible.name].append(visible)
         return by_name
 
     def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
-        """Return a hint for an unknown name: columns with a similar name, or that a text has the wrong quotes."""
+        """Return a hint for an unknown column: similar names, or that a string needs single quotes."""
         candidates: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
@@ -146,10 +148,10 @@ class NameScope:
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
     def all_of(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:
-        """Return the columns of `*` or `t.*`.
+        """Return the columns to which `*` or `t.*` refers.
 
         Raises:
-            BadRequest: There are no columns.
+            BadRequest: There are no such columns.
         """
         wanted = tuple(one.lower() for one in qualifiers)
         visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
@@ -159,7 +161,7 @@ class NameScope:
 
 
 def use_column(visible: VisibleColumn) -> SqlValue:
-    """Return the column's value, and mark a stored column as used.
+    """Return the value of a column. If the column is stored, mark it as used.
 
     Raises:
         UnsupportedInDuckDB: The values of the column cannot be read.
@@ -173,7 +175,7 @@ def use_column(visible: VisibleColumn) -> SqlValue:
 
 
 def describe(node: exp.Expr) -> str:
-    """Return the node as SQL text for messages."""
+    """Return the node as SQL text for error messages."""
     text = node.sql("trino")
     return text if len(text) <= MESSAGE_NAME_MAX else f"{text[:MESSAGE_NAME_MAX]}…"
 

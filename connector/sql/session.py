@@ -1,13 +1,12 @@
-"""A session of the SQL entry: it parses a statement once, plans it, chooses an engine, and runs the statement
-there.
+"""A session that runs SQL: it parses a statement once, plans it, chooses an engine, and runs the statement there.
 
     with SqlSession("http://127.0.0.1:8181") as session:
         for batch in session.sql("SELECT … FROM shop.orders").batches:
             ...
 
-Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and
-opens no files; Seamark's reader and writer do. The connection for CREATE and DROP has the catalog attached,
-and is opened when it is needed.
+Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and opens no files.
+Seamark's reader and writer open the files. The connection for CREATE and DROP has the catalog attached, and is opened
+at its first use.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class Engines:
 
     wanted: str = AUTO
     trino: str | None = None
-    """The URL of a coordinator or of Seamark's proxy: `http://user@host:port?catalog=name`."""
+    """The URL of a Trino coordinator or of Seamark's proxy: `http://user@host:port?catalog=name`."""
     trino_password: str | None = field(default=None, repr=False)
     spark: str | None = None
-    """The URL of Spark Connect, `sc://host:port`, or a master such as `local[2]`."""
+    """The URL of Spark Connect, `sc://host:port`, or the name of a Spark master, such as `local[2]`."""
     spark_catalog: str = CATALOG
     large_bytes: int = LARGE_BYTES
 
@@ -88,20 +87,20 @@ class ChosenPlan:
     why: str
     tables: tuple[TableSummary, ...] = ()
     text: str = ""
-    """The text that the engine receives."""
+    """The text of the statement that the engine receives."""
 
 
 @dataclass
 class SqlResult:
     """The rows of a statement, as a stream from the engine.
 
-    The caller reads them once and closes the result. A statement that writes returns one row, with the number
-    of rows if the engine reports it.
+    The caller reads them once, and then closes the result. A statement that writes returns one row. It contains the
+    number of changed rows if the engine reports it.
     """
 
     schema: pa.Schema
     types: tuple[str, ...]
-    """The types of the columns in the dialect."""
+    """The types of the columns, by their names in the dialect."""
     batches: Iterator[pa.RecordBatch]
     explanation: ChosenPlan
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -156,8 +155,8 @@ class SqlSession:
             schema: The schema of tables that are named without a schema.
             engines: The engines besides DuckDB.
             limits: The limits of DuckDB.
-            checked: Called with the tables of a query before their files are read; it may refuse them.
-            on_s3: Whether the tables are in S3, for statements that write.
+            checked: Called with the tables of a query before their files are read. It may raise to refuse them.
+            on_s3: Whether the tables are in S3. Statements that write need it.
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
 
@@ -188,7 +187,7 @@ class SqlSession:
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
-        """Return the plan and the engine that `sql` would use; the statement is not run."""
+        """Return the plan and the engine that `sql` would use, without running the statement."""
         return self._plan(parse(text)).explanation
 
     def sql(self, text: str) -> SqlResult:
@@ -270,7 +269,7 @@ class SqlSession:
         return tuple(reads)
 
     def _trino_text(self, statement: SqlStatement) -> str:
-        """Return the text with the catalog's name in Trino."""
+        """Return the text of the statement, with the name that the catalog has in Trino."""
         assert self._trino is not None
         new = []
         for node in statement.tree.find_all(exp.Table):
@@ -284,7 +283,8 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
+        # The connection is opened after the call of `checked`, because `checked` may confine the threads of the
+        # connection.
         if self._con is None:
             self._con = open_connection(self._limits)
         return self._con
@@ -327,7 +327,7 @@ class SqlSession:
         return self._run_definition(planned)
 
     def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
-        """Return the rows that the statement changes in the open table."""
+        """Return the rows that the statement changes in an open table."""
         tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
@@ -335,7 +335,7 @@ class SqlSession:
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)
-        # A subquery that reads the same table may have read rows that do not match the condition.
+        # A subquery that reads the same table may read rows that do not match the condition.
         is_read_again = any(read.named.name == target for read in reads if read is not changed)
         return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
 

@@ -1,8 +1,7 @@
-"""Runs MERGE, UPDATE and DELETE on Spark, with Spark Connect or in a session of this process; its catalog is
-Seamark.
+"""Runs MERGE, UPDATE and DELETE on Spark, with Seamark as the catalog.
 
-Some expressions have another meaning in Spark's SQL, for example `7 / 2`. So only expressions with the same
-meaning are sent, in Spark's SQL.
+The session is one of Spark Connect, or a session in this process. Some expressions have another meaning in Spark's SQL,
+for example `7 / 2`. Therefore only expressions with the same meaning are sent to Spark.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
 
 
 def _own_conf() -> dict[str, str]:
-    """Return the settings of a new session: Iceberg's jar from Maven Central.
+    """Return the settings of a new session, which load Iceberg's jar from Maven Central.
 
-    The settings are empty if the user has settings with this jar.
+    The settings are empty if the user's own settings load this jar.
     """
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
@@ -79,15 +78,16 @@ def _own_conf() -> dict[str, str]:
 
 
 class SparkStatements:
-    """A Spark session: a URL `sc://host:port` is of Spark Connect, another URL is a master."""
+    """Runs statements in a Spark session."""
 
     def __init__(self, url: str, catalog: str, catalog_conf: Mapping[str, str]) -> None:
         """Start Spark, or connect to it.
 
         Args:
-            url: The URL of Spark Connect or of a master.
+            url: The URL of Spark Connect, or a Spark master.
             catalog: The name of the catalog in Spark.
-            catalog_conf: The settings of `catalog`, for a session of this process that does not have this catalog.
+            catalog_conf: The settings of `catalog`. A session in this process uses them if it does not have this
+                catalog.
 
         Raises:
             Unreachable: Spark does not start, or cannot be reached.

@@ -1,4 +1,4 @@
-"""Parses and classifies the statements of the SQL entry; a text has one statement, which is parsed once."""
+"""Parses and classifies the statements of the SQL entry. A text contains one statement, which is parsed once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SqlStatement:
     text: str
     tree: exp.Expr
     words: Sequence[Any]
-    """The tokens of the text, by sqlglot."""
+    """The tokens into which sqlglot has split the text."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -61,7 +61,10 @@ class SqlStatement:
 
     @cached_property
     def query(self) -> SqlStatement:
-        """The statement's query, at its position in the text: of INSERT, blanks replace the words before its source."""
+        """The query of the statement, at its position in the text.
+
+        For INSERT, blanks replace the words before the query.
+        """
         if self.kind is not Kind.INSERT:
             return self
         try:

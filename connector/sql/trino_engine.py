@@ -1,7 +1,7 @@
-"""Runs a statement on Trino; its text is sent unchanged, because the dialect is Trino's SQL.
+"""Runs a statement on Trino. The text is sent unchanged, because the dialect is Trino's SQL.
 
-The URL may belong to Seamark's proxy, which prunes the statement. Rows arrive in pages, and are returned as
-record batches.
+The URL may be that of Seamark's proxy, which rewrites the statement to read fewer files. Rows arrive in pages, and are
+returned as record batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
 _OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
 _REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
-"""A pattern for the cause and the address in the message of a connection error, which has several lines."""
+"""A pattern that finds the cause and the address in the message of a connection error.
+
+The message has several lines.
+"""
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -60,7 +63,7 @@ class TrinoAddress:
     def parse(cls, url: str) -> TrinoAddress:
         """Parse the URL of a Trino.
 
-        The URL has no password; the environment variable SEAMARK_TRINO_PASSWORD has it.
+        The URL contains no password. The password is in the environment variable SEAMARK_TRINO_PASSWORD.
 
         Raises:
             ValueError: The text is not a valid URL of a Trino.
@@ -77,10 +80,7 @@ class TrinoAddress:
 
 
 class TrinoRows:
-    """The result of one statement: first its schema, then its batches.
-
-    The caller closes it.
-    """
+    """The result of one statement: its schema, and its batches of rows. The caller closes the result."""
 
     def __init__(
         self, address: TrinoAddress, text: str, *, schema: str | None = None, password: str | None = None
@@ -89,7 +89,7 @@ class TrinoRows:
 
         Raises:
             BadRequest: Trino refuses the statement.
-            Unreachable: Trino does not answer.
+            Unreachable: Trino does not respond.
             ServerFailed: The statement fails in Trino.
         """
         auth = None
@@ -141,10 +141,7 @@ class TrinoRows:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a type of Trino.
-
-    Values of nested types and of unknown types are JSON texts.
-    """
+    """Return the Arrow type for a type of Trino. Nested and unknown types become strings with JSON."""
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))

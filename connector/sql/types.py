@@ -1,7 +1,7 @@
 """Defines the types of the SQL dialect, which are Trino's types, and the common type of two types.
 
-A type has a name; a decimal also has precision and scale. Iceberg's nested types are `NESTED`: their values
-can only be selected and tested for null.
+A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types are `NESTED`. Their values can
+only be selected, and compared with null.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DATE, TIME, UUID = SqlType("date"), SqlType("time"), SqlType("uuid")
 TIMESTAMP, ZONED = SqlType("timestamp"), SqlType("timestamp with time zone")
 UNKNOWN, NESTED, INTERVAL = SqlType("unknown"), SqlType("nested"), SqlType("interval")
 UNREADABLE = SqlType("unreadable")
-"""The type of columns that cannot be read: times with nanoseconds, and types of later format versions."""
+"""The type of a column that cannot be read: a time with nanoseconds, or a type of a later format version."""
 _OF_ICEBERG = {
     "boolean": BOOLEAN,
     "int": INTEGER,
@@ -99,7 +99,7 @@ def from_iceberg(iceberg_type: object) -> SqlType:
 
 
 def has_duckdb_name(kind: SqlType) -> bool:
-    """Return whether DuckDB's SQL has a name for the type, to which values can be cast."""
+    """Return whether the type has a name in DuckDB's SQL, so that values can be cast to it."""
     return kind.name == "decimal" or kind.name in _DUCKDB
 
 
@@ -118,8 +118,9 @@ def as_decimal(kind: SqlType) -> SqlType:
 
 
 def common_type(left: SqlType, right: SqlType) -> SqlType | None:
-    """Return the type in which values of both types are compared or combined in one column; None if there is
-    no such type.
+    """Return the type in which values of both types are compared, or are combined in one column.
+
+    The result is None if there is no such type.
     """
     if left == right:
         return left

@@ -1,4 +1,4 @@
-"""Converts the typed values of a translation, and checks their types."""
+"""Converts the typed values of the translation, and checks their types."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: SqlValue, to: SqlType) -> SqlValue:
-    """Return an implicit conversion, which loses no information except digits of a double."""
+    """Return an implicit conversion of the value. The conversion loses no information except digits of a double."""
     if value.type == to:
         return value
     return SqlValue(f"CAST({value.sql} AS {duckdb_name(to)})", to, value.literal)
 
 
 def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]:
-    """Return the values in their common type.
+    """Return the values, converted to their common type.
 
     Raises:
-        BadRequest: They have no common type.
+        BadRequest: The values have no common type.
     """
     kind = UNKNOWN
     for value in values:

@@ -1,3 +1,1 @@
-"""Lets an unmodified Trino use Seamark's plans: a proxy of its client protocol replaces tables by their
-plans.
-"""
+"""Lets an unmodified Trino use Seamark's plans: a proxy of Trino's client protocol replaces tables by their plans."""

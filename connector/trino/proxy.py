@@ -1,12 +1,12 @@
 """A proxy of Trino's client protocol in front of one or several coordinators.
 
-Invariant: a client receives the same results as without the proxy. Requests are forwarded unchanged
-(`forwarder.py`), except that the text of a statement may be replaced by a text with the same rows
-(`rewriter.py`). If the replacement fails before it returns rows, the original is sent
-(`held_statements.py`). `X-Seamark-Plan` in the answer to a statement has a summary of the changes.
+Invariant: a client receives the same results as without the proxy. Requests are forwarded unchanged (`forwarder.py`),
+except that the text of a statement may be replaced by a text with the same rows (`rewriter.py`). If the new text fails
+before it returns rows, the original text is sent (`held_statements.py`). The header `X-Seamark-Plan` in the response to
+a statement summarizes the changes.
 
-Between requests, the proxy has no state except caches, counters and the leases to renew
-(`queued_statements.py`). So it may be killed, and several proxies may run in parallel.
+Between requests, the proxy has no state except caches, counters and the leases to renew (`queued_statements.py`).
+Therefore it may be killed, and several proxies may run in parallel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
 """The summary for a client until Trino has shown that the client may read the tables.
 
-The number of matching files would reveal data. The log has the details.
+The number of matching files would reveal data. The full summary is in the log.
 """
 _REWRITTEN = "rewritten"
 _HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, RULES_UNREAD))
@@ -76,15 +76,16 @@ _HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, RULES_UNREAD))
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
-"""The time for which an unchanged query is followed through Trino's queue; the last answer may take a
-second.
+"""The maximum time for which an unchanged query is followed while it is in Trino's queue.
+
+The last response may take a second longer.
 """
 _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
-"""A pattern of queries; answers to other statements may have headers for the client."""
+"""A pattern that matches queries. The responses to other statements may have headers for the client."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
-"""An answer, and the change of the statement, which is empty for other requests."""
+"""The response to a request and, for a statement, what was changed in it."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,10 @@ class ProxySettings:
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     send_timeout_s: float = 300.0
-    """The time limit of sending. It is longer than a usual server's, because some Trino clients read an answer
-    only as fast as their user fetches rows.
+    """The time limit for sending a response.
+
+    It is longer than the limit of other servers, because some Trino clients read a response only as fast as their user
+    fetches rows.
     """
     body_bytes: int = 16 << 20
     body_timeout_s: float = 30.0
@@ -141,7 +144,7 @@ class Proxy:
     """Handles all requests.
 
     Attributes:
-        settings: The settings of the operator; `open_proxy` opens the other components.
+        settings: The settings of the operator. `open_proxy` opens the other components.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class Proxy:
         self.draining = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, and count and log it."""
+        """Answer a request, count it and log it."""
         begun_s = time.monotonic()
         self.answering += 1
         try:
@@ -181,9 +184,9 @@ class Proxy:
             self.answering -= 1
         self._answered[response.status // 100].inc()
         if not response.prepared:
-            # Otherwise aiohttp sends its version and the version of Python.
+            # Without this header, aiohttp would send its version and the version of Python.
             response.headers.setdefault("Server", "seamark")
-        if summary or self._logs_all:  # The client disconnected while the answer was sent.
+        if summary or self._logs_all:  # The client disconnected while the response was sent.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
@@ -210,7 +213,7 @@ class Proxy:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
             return _refuse(refusal), ""
-        # aiohttp's client reports only that sending failed, so the reason is stored in the body.
+        # aiohttp's client reports only that sending failed. The reason is stored in the body.
         if body.refusal is not None and not response.prepared:
             return _refuse(body.refusal), summary
         return response, summary
@@ -241,7 +244,7 @@ class Proxy:
         return await self._forwarder.forward(request, candidates, target, body), ""
 
     def count_unreadable(self) -> None:
-        """Count a request that is not HTTP and was refused."""
+        """Count a request that was refused because it is not HTTP."""
         self._answered[4].inc()
 
     def _own(self, request: web.BaseRequest, path: str) -> web.Response:
@@ -287,7 +290,7 @@ class Proxy:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             self._rewriter.release(rewriting)
-            _log.warning("coordinator did not accept the rewritten statement", error=repr(error))
+            _log.warning("the coordinator did not accept the rewritten statement", error=repr(error))
             summary = f"original; {type(error).__name__}"
             return await self._forward_unchanged(request, candidates, target, body, summary, outcome="original")
         if isinstance(result, web.Response):
@@ -298,7 +301,7 @@ class Proxy:
             return result, summary
         self._rewriter.release(rewriting)
         self._rewriter.report_failure(rewriting, result.name, result.message)
-        _log.warning("rewritten statement failed", error=result.name, message=result.message, plan=summary)
+        _log.warning("a rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
@@ -349,7 +352,8 @@ class Proxy:
         """Send the statement unchanged.
 
         Args:
-            summary: The summary for the log; the client also receives it if there is no `header`.
+            summary: The summary for the log.
+            header: The summary for the client. If it is empty, the client receives `summary`.
         """
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}
@@ -413,7 +417,7 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide about the query by the sender's view of it.
+        """Decide about a query by the description of the query that Trino returns to the sender.
 
         Args:
             plans: The plans that the query reads.
@@ -439,9 +443,9 @@ class Proxy:
         return await self._forwarder.send(method, coordinator, target, headers, body)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """Return the client's headers except those about the body of its POST.
+        """Return the client's headers for the requests that follow a statement.
 
-        The proxy reads answers, so they must not be compressed.
+        Headers about the body of the POST are left out. The proxy reads the responses, so they must not be compressed.
         """
         headers = self._forwarder.request_headers(request, coordinator)
         for name in ("Content-Length", "Content-Type"):
@@ -457,9 +461,9 @@ class Proxy:
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[FollowedStatement]:
-        """Follow a statement; if the client disconnects, cancel the statement.
+        """Follow a statement. If the client disconnects, cancel the statement.
 
-        No other client has the URI of the statement, so it would run without a reader.
+        No other client has the URI of the statement, so nobody would read its rows.
         """
         held_statement = FollowedStatement(
             partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge
@@ -481,10 +485,10 @@ class Proxy:
             async with asyncio.timeout(_CANCEL_S):
                 (await self._request(coordinator, headers, "DELETE", uri)).close()
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("statement of a disconnected client was not cancelled", error=repr(error))
+            _log.warning("the statement of a disconnected client was not cancelled", error=repr(error))
 
     async def close(self) -> None:
-        """Wait for pending cancellations; each takes at most seconds."""
+        """Wait for the cancellations in flight. Each takes at most some seconds."""
         await self._logins.close()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
@@ -538,7 +542,7 @@ def _refuse(refusal: RefusedBody) -> web.Response:
 
 
 def _hide_secrets(path: str) -> str:
-    """Return the path for logs without its secret part, which gives access to a query's results."""
+    """Return the path without its secret part, for logs. The secret gives access to a query's results."""
     parts = path.split("/")
     keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

@@ -1,24 +1,20 @@
-"""Rewrites a statement to read plan snapshots, or gives the reason why the statement is sent unchanged.
+"""Rewrites a statement so that it reads plan snapshots, or returns the reason why the statement is sent unchanged.
 
-If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds,
-and does not wait for later results. Plans are requested only for scans of tables in the configured catalogs
-that the analysis supports completely (`scans.py`). No plan is cached: plans are requested for each
-statement, because a client must see its own commits. If no plan of a statement is useful, this result is
-cached for seconds.
+If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds. A result
+that arrives later is not used. Plans are requested only for scans of tables in the configured catalogs, and only if the
+analysis supports the statement completely (`scans.py`). Plans are requested again for each statement and never cached,
+because a client must see its own commits. If no plan of a statement is useful, this fact is cached for some seconds.
 
-A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access
-control checks the table that the client named. Views have no versions, so a plan view replaces the view. In
-addition, a named subquery that is never executed reads the view itself, so that Trino applies the view's
-access rules (`views.py`).
+A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access control checks the
+table that the client named. Views have no versions, so a plan view replaces the view. In addition, a named subquery
+that is never executed reads the original view, so that Trino applies the access rules of the view (`views.py`).
 
-If a statement reads a table more than once, it reads the table at one snapshot, like in Trino. The same
-applies to a table whose rows were used to leave out files of another table (`joins.py`,
-`plan_requests.py`). Statements in an explicit transaction are unchanged, because Trino continues to read
-the snapshots that the transaction has read.
+If a statement reads a table more than once, it reads the table at one snapshot, as in Trino. The same applies to a
+table whose rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an
+explicit transaction are unchanged, because Trino continues to read the snapshots that the transaction has read.
 
-Literals without a time zone use the session's zone. The zone in the client's headers is the session's zone
-only if Trino's `sql.forced-session-time-zone` is not set; the operator configures this
-(`Limits.trust_time_zone`).
+Literals without a time zone are in the session's zone. The zone in the client's headers is the session's zone only if
+Trino's `sql.forced-session-time-zone` is not set. The operator states this in `RewriteLimits.trust_time_zone`.
 """
 
 from __future__ import annotations
@@ -70,34 +66,35 @@ from seamark.connector.trino.protocol.sessions import (
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
-"""The maximum length of a text: the default of Trino's `query.max-length`."""
+"""The maximum length of a rewritten text: the default of Trino's `query.max-length`."""
 SCANS_MAX = 64
 _SUMMARY_CHARACTERS_MAX = 2000
 _KEEPS_TOO_MANY_FILES = "plans keep too many of the files"
 _KEPT_TOO_MANY_FILES = "unchanged; plans kept too many of the files a few seconds ago"
 _UNCHANGED_AFTER_USELESS_PLAN_S = 5.0
-"""The time for which a statement without a useful plan is sent unchanged, because dashboards repeat their
-statements.
-"""
+"""The time for which a statement without a useful plan is sent unchanged. Dashboards repeat their statements."""
 _USELESS_STATEMENTS_BYTES_MAX = 4 << 20
 _BREAKERS_BYTES_MAX = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
-"""Words of predicates; a statement without these words leaves out no files and is not parsed."""
+"""Words that predicates contain. In a statement without these words, no file can be left out, so it is not parsed."""
 _NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
 )
-"""Constructs that lead to conditions only on columns with known types."""
+"""Constructs that give conditions only if the types of the columns are known."""
 _TIME_WORDS = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
 _METADATA_TABLE = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
 """Trino's metadata tables of a table, such as `$snapshots`."""
 _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
-"""The quantifiers are possessive: with backtracking, a line of 40 dashes would take seconds."""
+"""Matches EXPLAIN.
+
+The quantifiers are possessive, because with backtracking, a line of 40 dashes would take seconds.
+"""
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
-"""The pattern in names of Trino's system tables and of plans."""
+"""Matches the names of Trino's system tables and of plans."""
 _SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; it was not parsed in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
@@ -108,8 +105,8 @@ class RewriteLimits:
     """The limits of rewriting.
 
     Attributes:
-        budget_s: The maximum time that a statement waits for its plans.
-        kept_max: The maximum fraction of files that a plan may keep; if it keeps more, the scan is unchanged.
+        budget_s: The maximum time for which a statement waits for its plans.
+        kept_max: The maximum fraction of the files that a plan may keep. If it keeps more, the scan stays unchanged.
         trust_time_zone: Whether the client's time zone is the session's time zone.
     """
 
@@ -120,22 +117,20 @@ class RewriteLimits:
 
 @dataclass(frozen=True)
 class RewriteResult(RewrittenStatement):
-    """The result of rewriting a statement; the summary is for a header."""
+    """The result of rewriting a statement. The summary is for a header."""
 
     prepared: str | None = None
-    """The prepared statement whose new text is `statement`; None if `statement` itself is sent."""
+    """The prepared statement whose new text is `statement`, or None if `statement` itself is sent."""
     plans: Sequence[PlanSnapshotRef] = ()
-    """The plans of tables and views that `statement` reads; the caller releases them (`Rewriter.release`)."""
+    """The plans of tables and views that `statement` reads. The caller has to release them (`Rewriter.release`)."""
     used: PlanInputs = field(default_factory=PlanInputs)
     """The tables and columns by which files were left out."""
     depends_on_data: bool = False
-    """Whether the summary shows data; only clients that may read the tables may then see it."""
+    """Whether the summary reveals data. If so, only clients that may read the tables may see it."""
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
     is_wasted: bool = False
-    """Whether every plan kept too many files of its table. The same statement will not get better plans soon
-    after.
-    """
+    """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ class _PreParse:
     lists: bool = False
     """Whether the statement may list the snapshots of a table."""
     why: str = ""
-    """The reason why the statement is unchanged; empty if it is worth parsing."""
+    """The reason why the statement stays unchanged, or "" if it has to be parsed."""
     needs_types: bool = False
     """Whether the types of columns can lead to more conditions."""
     explains: bool = False
@@ -154,10 +149,10 @@ class _PreParse:
 class Rewriter:
     """Rewrites the statements of one event loop.
 
-    The caller that runs a rewritten statement reports the outcome with `report_success` or `report_failure`.
+    The caller runs a rewritten statement, and reports the outcome with `report_success` or `report_failure`.
 
     Attributes:
-        catalogs: The names of the catalogs of `seamark` in Trino.
+        catalogs: The names that the catalogs of `seamark` have in Trino.
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
@@ -169,7 +164,7 @@ class Rewriter:
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
         """The breakers of statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`.
 
-        There is one for each sender, because a sender must not be able to stop the plans of others.
+        Each sender has its own breaker, because a sender must not be able to stop the plans of other senders.
         """
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
@@ -177,7 +172,8 @@ class Rewriter:
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
             _USELESS_STATEMENTS_BYTES_MAX
         )
-        """The end of the time in which no plan is requested, on the loop's clock, by text, catalog and schema."""
+        """The time until which no plan is requested for a statement, on the loop's clock, by text, catalog and schema.
+        """
 
     async def close(self) -> None:
         await self._withdrawing.close()
@@ -189,10 +185,13 @@ class Rewriter:
         address: str | None,
         is_accepted: IsAccepted | None = None,
     ) -> RewriteResult:
-        """Rewrite a statement, like `rewrite`, with the session of the headers.
+        """Rewrite a statement as `rewrite` does, with the session in the headers.
 
         Args:
-            address: The address of the client.
+            statement: The text of the statement.
+            headers: The headers of the request.
+            address: The address of the client, or None.
+            is_accepted: See `rewrite`.
         """
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
         with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
@@ -204,11 +203,13 @@ class Rewriter:
             return await self.rewrite(statement, session, is_accepted)
 
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
-        """Rewrite a statement within the budget, without raising errors.
+        """Rewrite a statement within the budget. The method never raises.
 
         Args:
-            is_accepted: Returns whether Trino accepts the sender's login. It is called before a request to Seamark,
-                and its time does not count.
+            statement: The text of the statement.
+            session: The session of the statement.
+            is_accepted: Returns whether Trino accepts the sender's login. It is called before the first request to
+                Seamark, and its time does not count against the budget.
         """
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
@@ -254,7 +255,7 @@ class Rewriter:
     async def renew(self, plans: Sequence[PlanSnapshotRef]) -> None:
         """Renew the plans of a statement that Trino has not analysed yet.
 
-        Plans that are not renewed within the budget keep the end of their leases.
+        If a plan is not renewed within the budget, the end of its lease does not change.
         """
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
         for of, plan_id in plans:
@@ -275,7 +276,9 @@ class Rewriter:
     def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
         """Release the plans of a rewritten statement that no longer needs them.
 
-        If Trino may still analyse the statement, the plans exist until their leases end.
+        Args:
+            is_analysed: Whether Trino will no longer analyse the statement. If it may, the plans exist until their
+                leases end.
         """
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
@@ -284,9 +287,9 @@ class Rewriter:
             breaker.record_success()
 
     def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
-        """Report that the statement has failed in Trino or because of its access rules.
+        """Report that a rewritten statement has failed, in Trino or because of Trino's access rules.
 
-        If the message contains the name of a plan or of one of its files, the plan was the cause.
+        If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
         """
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
         named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
@@ -297,7 +300,7 @@ class Rewriter:
 
     @property
     def open_breakers(self) -> list[str]:
-        """The parties whose breakers are open after repeated failures.
+        """The names of the services whose breakers are open after repeated failures.
 
         If `seamark` is one of them, no plans are requested.
         """
@@ -314,7 +317,7 @@ class Rewriter:
             try:
                 learned = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
-                return done  # The next statement uses the definitions that were loaded.
+                return done  # The next statement will use the definitions that were loaded.
             if learned:
                 again = PlanRequests(self._client, self._limits.kept_max, until_s)
                 return await self._rewrite_with_plans(text, session, seen, again, until_s)
@@ -412,7 +415,7 @@ class Rewriter:
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """Return the parsed statement, the columns of its tables, and the definitions of its views.
 
-        The columns are loaded only if they can lead to more predicates.
+        The columns are loaded only if they can give more conditions.
         """
         plain = await self._reader.read(text, {}, until_s)
         named = {
@@ -430,8 +433,9 @@ class Rewriter:
         )
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
-        """Return the catalog, and the name of the table in Seamark; None if the table is not in the configured
-        catalogs.
+        """Return the catalog, and the name of the table in Seamark.
+
+        Return None if the table is in no configured catalog.
         """
         catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
         if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
@@ -466,7 +470,7 @@ def _build_result(
         return RewriteResult(None, "unchanged; its text would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
-        if planned in shown:  # The tables behind a view are not revealed.
+        if planned in shown:  # The summary does not reveal the tables behind a view.
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = find_used_joins(dimensions.get(planned, ()), plan)
@@ -496,9 +500,9 @@ def _build_result(
 
 
 def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]) -> Replacement:
-    """Return named subqueries that are never executed and read the views themselves.
+    """Return named subqueries that read the original views and are never executed.
 
-    Trino checks its access rules for these views.
+    They make Trino check the access rules of the views.
     """
     at, has_with = reading.with_position
     tried = {}

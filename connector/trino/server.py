@@ -1,6 +1,4 @@
-"""Runs the proxy as a process with its socket, connection limits, TLS and signals, and stops it
-gracefully.
-"""
+"""Runs the proxy as a process with its socket, connection limits, TLS and signals, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -51,8 +49,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
-    """Return the TLS context for connections to coordinators, or None to use the system's certificate
-    authorities.
+    """Return the TLS context for connections to coordinators.
+
+    Return None to use the system's certificate authorities.
     """
     if authorities is None and verify:
         return None
@@ -66,9 +65,8 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
 def limits_of(settings: ProxySettings) -> ConnectionLimits:
     """Return the connection limits of the settings.
 
-    If the settings have no limit, it is derived from the number of files that the process may open, because
-    each client needs a second connection to a coordinator. Behind another proxy, all clients have the same
-    address.
+    A limit that is not set is derived from the number of files that the process may open, because each client needs a
+    second connection to a coordinator. Behind another proxy, all clients have the same address.
     """
     limit = connections_max(settings.connections, files_each=2, minimum=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
@@ -85,7 +83,7 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
 async def serving(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answer requests on `sock` during the block; then wait up to `drain_s` for the requests in flight."""
+    """Answer requests on `sock` while the block runs. Then wait for the requests in flight, for at most `drain_s`."""
     inner = web.Server(
         proxy.handle,
         handler_cancellation=True,  # If the client disconnects, its request is cancelled.
@@ -110,7 +108,7 @@ async def serving(
         while proxy.answering and time.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(0.02)
         if proxy.answering:
-            _log.warning("requests are interrupted", count=proxy.answering)
+            _log.warning("requests in flight are interrupted", count=proxy.answering)
         server.pre_shutdown()
         await server.shutdown(max(1.0, deadline_s - time.monotonic()))
     finally:
@@ -120,7 +118,7 @@ async def serving(
 async def serve(
     settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
-    """Serve requests until SIGTERM or SIGINT, and then drain."""
+    """Serve requests until SIGTERM or SIGINT. Then wait for the requests in flight, and stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,7 +128,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, tls.reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
-        # The modules exist as long as the process. Collections that traverse them would delay all requests.
+        # The modules exist as long as the process. Garbage collections that traverse them would delay all requests.
         gc.collect()
         gc.freeze()
         on_ready()

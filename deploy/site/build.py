@@ -51,6 +51,7 @@ def read_navigation() -> list[NavEntry]:
     start: list[NavEntry] = [
         {"All pages": "docs/README.md"},
         {"Tutorial": "docs/tutorial.md"},
+        {"Tutorial of streaming": "docs/tutorial-streaming.md"},
         {"Glossary": "docs/glossary.md"},
     ]
     navigation = [home, *start]

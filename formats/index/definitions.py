@@ -5,14 +5,14 @@ The property `seamark.index.<name>` contains JSON, as the catalog writes it:
     {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
 
 or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
-`record(a, bucket[16](b))`. Field ids, if present, identify the columns; otherwise names do. Definitions
+`record(a, bucket[16](b))`. If field ids are present, they identify the columns; otherwise names do. Definitions
 are checked before they are written. Any engine may set the property, so an invalid value is reported as a
 problem and defines no index; no plan fails because of it.
 
 A definition's id consists of its content (kind, terms by field id, parameters) without its name. If an
-index is dropped and created again, it uses the index files that were built for it, which contain the id.
+index is dropped and created again, it uses the index files that were built for it, because these contain the id.
 The id also contains the names by which the table's name mapping finds the columns in files without field
-ids, so that a mapping with other names makes another index. This module is pure.
+ids, so that a mapping with other names makes another index. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
+"""The kind that answers show for a `bucket` partition field. It has no files and no entry in `KINDS`."""
 BUCKET_PREFIX = "bucket:"
-"""The prefix of the names of indexes that a partition spec defines; other names do not contain a colon."""
+"""The prefix of the names of indexes that a partition spec defines. Other names do not contain a colon."""
 _MAPPING = "name-mapping"
 _MAPPING_MAX = 4096
 """The maximum length of a name mapping in a definition. If it is longer, files without field ids are not
 indexed.
 """
 DEFINITIONS_MAX = 256
-"""The maximum number of definitions of a table; further properties are not read."""
+"""The maximum number of definitions of a table. Further properties are not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
@@ -79,7 +80,7 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """Canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
+        """The id: canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
         registry.
         """
         terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
@@ -117,7 +118,7 @@ class Definitions:
     """The indexes that a table's properties define, by name.
 
     Attributes:
-        problems: Name → the reason why a property is invalid.
+        problems: The reason why a property is invalid, by name.
     """
 
     by_name: Mapping[str, IndexDefinition]

@@ -4,10 +4,10 @@ Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has th
 (`index/kinds`). Properties contain the table and the definition, so that the list of index files in the
 pointer store can be rebuilt from the files.
 
-The checksums and lengths of the footer and of the files table are checked; a violation is Corrupt, with
+The checksums and lengths of the footer and of the files table are checked. If a check fails, the error is Corrupt, with
 the file's location. The kind's blob has its own checks. An unknown version, which a newer server wrote,
-is not damage and has a separate error. `docs/reference/index-format.md` specifies every byte. This module
-is pure.
+is not damage and has a separate error. `docs/reference/index-format.md` specifies every byte. The functions have no
+side effects.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ _CHECKSUM = "seamark.checksum"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TYPE = re.compile(r"seamark-([a-z]+)-v([0-9]+)")
 _HEAD = struct.Struct("<QQQQII16x")
-"""The number of files and rows, the size of the paths decompressed and stored, CRC-32 of the arrays and of
-the stored paths, zeros.
+"""The head of a files table.
+
+Its fields are the number of files and of rows, the size of the decompressed and of the stored paths, the CRC-32
+of the arrays and of the stored paths, and zeros.
 """
 _CHECK = struct.Struct("<I")
-"""CRC-32 of the preceding head. Together with the file's magic, the head fills a cache line, so that the
+"""The CRC-32 of the preceding head. Together with the file's magic, the head fills a cache line, so that the
 arrays are aligned.
 """
 _HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -143,7 +145,7 @@ class FilesTable:
         """Return a table with some files of each table, in order.
 
         Args:
-            parts: (table, the files to keep as bool[n]).
+            parts: For each table, (the table, the files to keep as bool[n]).
         """
         rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")

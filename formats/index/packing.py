@@ -135,7 +135,7 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The position of one packed column.
 
-    Widths are in bytes; width 0 means that all values are equal. `low` and `high` bound the values. If a
+    Widths are in bytes. A width of 0 means that all values are equal. `low` and `high` are bounds of the values. If a
     value is absent, the bound on the side that keeps its row is the form's minimum or maximum. For strings,
     `low` and `high` are 8-byte big-endian prefixes of whole values.
     """
@@ -144,7 +144,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     width: int
     codes: int
     presence: int
-    """The offset of a bitmap, least significant bit first; NONE if no value is absent."""
+    """The offset of a bitmap of present values, least significant bit first; NONE if no value is absent."""
     low: int | float
     high: int | float
     base: int = 0
@@ -152,10 +152,13 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     common_at: int = NONE
     """The offset of the common prefix, for the scan."""
     lengths: int = NONE
-    """For strings: the offset of the lengths after the common prefix."""
+    """The offset of the lengths after the common prefix. Only for strings."""
     lengths_width: int = 0
     ends: int = NONE
-    """For strings: the offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
+    """The offset of uint32[rows], the ends of the tails.
+
+    Only for strings. NONE if no value is longer than its code.
+    """
     tails: int = NONE
     start: int = 0
     """The offset of the column's arrays. Together they have `size` bytes and the checksum `crc` (CRC-32)."""
@@ -214,7 +217,7 @@ class PackedColumn:
         return packed.base + code
 
     def may_have_dots(self) -> bool:
-        """Return whether a string may contain two dots in a row; False is certain.
+        """Return whether a string may contain two dots in a row. If the result is False, no string does.
 
         This is cheaper than reading every value.
         """

@@ -21,13 +21,15 @@ NAMESPACE_SEPARATOR = "\x1f"
 `namespace`).
 """
 INDEX_FOLDER = "_seamark/index"
-"""The folder of index files below a table's location. It contains nothing else, so a purge deletes all of
-it. Spark's `remove_orphan_files` skips folders whose names begin with an underscore (Iceberg's
-`HiddenPathFilter`).
+"""The folder of index files below a table's location.
+
+It contains nothing else, so a purge deletes the whole folder. Spark's `remove_orphan_files` skips folders whose
+names begin with an underscore (Iceberg's `HiddenPathFilter`).
 """
 FORMER_INDEX_FOLDER = "metadata/seamark-index"
-"""The folder in which earlier versions stored index files. Spark's `remove_orphan_files` deletes files
-there; merges move them.
+"""The folder in which earlier versions stored index files.
+
+Spark's `remove_orphan_files` deletes files there. Merges of index files move them to `INDEX_FOLDER`.
 """
 INDEX_FILES_MAX = 1000
 """The maximum number of index files of one change of a table."""
@@ -50,7 +52,7 @@ CLOCK_FOLDER = "_seamark/clock"
 server deletes them.
 """
 PLAN_MARK = "~plan~"
-"""A part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
+"""A text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"
 """The name of a value in the totals of a job: the seconds after which another run is worthwhile, even if the
 table does not change.
@@ -63,7 +65,7 @@ MINIMUM, MAXIMUM = "min", "max"
 """In place of the transform of a join: the column is compared with the least or the greatest value of the other table's
 column."""
 RANGE = "range"
-"""In place of the transform of a join: the column is less or greater than the other table's column."""
+"""A value for the transform of a join: the column is less or greater than the other table's column."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255
@@ -75,7 +77,7 @@ PATH_CHARACTERS_MAX = 6000
 namespace.
 """
 _SHORT = PATH_CHARACTERS_MAX // 12
-"""A text of this length has at most `PATH_CHARACTERS_MAX` characters in a URL."""
+"""The maximum length of a text that certainly has at most `PATH_CHARACTERS_MAX` characters in a URL."""
 _FOLDED_CHARACTERS = 64
 """The number of characters of a name that are folded together: more than the length of any name for which
 the server looks.
@@ -114,8 +116,8 @@ def decode_as(body: bytes, shape: type[T], subject: str) -> T:
 def fold_name(name: str) -> str:
     """Return a name without differences in case, surrounding blanks and the width of letters (NFKC).
 
-    `unicodedata` sorts a run of combining marks by insertion, so its time grows with the square of the run.
-    This function folds the name in parts. The result can differ from NFKC of the whole name only in marks,
+    `unicodedata` sorts a sequence of combining marks by insertion, so its time grows with the square of the sequence.
+    This function therefore folds the name in parts. The result can differ from NFKC of the whole name only in marks,
     not in letters.
     """
     name = name.strip()

@@ -20,7 +20,7 @@ class Clock(Protocol):
         """Return milliseconds since the Unix epoch, UTC."""
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that never steps back; only differences are meaningful."""
+        """Return seconds on a clock that never steps back. Only differences are meaningful."""
 
     @property
     def machine(self) -> str:
@@ -74,7 +74,7 @@ def _machine() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        return secrets.token_hex(16)  # In this case only this process can compare its readings.
+        return secrets.token_hex(16)  # Without this file, only this process can compare its readings.
 
 
 class SystemClock:
@@ -82,7 +82,7 @@ class SystemClock:
     """The sequence of the process."""
 
     monotonic = staticmethod(time.monotonic)
-    """A built-in function and not a Python function, because a plan reads it twenty times."""
+    """This is a built-in function instead of a Python function, because a plan reads it twenty times."""
 
     @property
     def machine(self) -> str:

@@ -86,11 +86,13 @@ class Answers:
 def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     """Return the maximum number of connections.
 
+    If this process may open fewer than `minimum` files, a warning is logged.
+
     Args:
-        limit: The limit of the settings. 0: the connections may use half of the files that this process may
+        limit: The limit of the settings. If it is 0, the connections may use half of the files that this process may
             still open.
         files_each: The number of files that a connection needs.
-        minimum: A warning is logged if this process may open fewer files.
+        minimum: The number of files below which a warning is logged.
     """
     if limit:
         return limit
@@ -117,7 +119,7 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
 
 
 class Connection(RequestHandler):
-    """One connection; the base class reads requests and writes answers."""
+    """One connection. The base class reads requests and writes answers."""
 
     __slots__ = (
         "_guard",
@@ -152,7 +154,7 @@ class Connection(RequestHandler):
 
     @property
     def idle_since(self) -> float | None:
-        """The time of the last answer, by the base class's timer, or None while a request is in flight."""
+        """The time of the last answer, by the base class's timer. None while a request is in flight."""
         waits = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if waits else None
 
@@ -317,7 +319,7 @@ class Connection(RequestHandler):
 
 
 class Handshake(SSLProtocol):
-    """The TLS of one connection, which counts from before its handshake.
+    """The TLS handshake of one connection. The connection is counted from before its handshake.
 
     The event loop's own TLS reports a connection only after the handshake. Therefore clients that never begin
     a handshake could keep any number of files open.
@@ -335,7 +337,7 @@ class Handshake(SSLProtocol):
             tls,
             cast(Any, None),
             server_side=True,
-            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # A float is allowed.
+            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # A timeout may be a float.
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -413,7 +415,7 @@ class Connections(web.Server):
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        self.is_shut = True  # Otherwise a connection that was just accepted would stay open.
+        self.is_shut = True  # Without this call, a connection that was just accepted would stay open.
         for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
             handshake.force_close()
         await super().shutdown(timeout)
@@ -465,7 +467,7 @@ class Connections(web.Server):
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
-        """Log an event, at most once per interval; `more` is the number of events since the last entry."""
+        """Log an event, at most once per interval. The field `more` is the number of events since the last entry."""
         now_s = self._loop.time()
         last_s, more = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
         if now_s - last_s < _NOTICE_INTERVAL_S:
@@ -493,7 +495,7 @@ class Connections(web.Server):
         """Close one connection and return True, or return False if all connections have requests in flight.
 
         Args:
-            address: Only connections of this address are closed. None: of any address.
+            address: The address whose connections may be closed; None for any address.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
         victim = next(silent, None) or self._longest_idle(address)

@@ -284,9 +284,10 @@ class Corrupt(SeamarkError):
 
     @classmethod
     def missing(cls, subject: str, location: str) -> Corrupt:
-        """Return the error for a file that is not in the storage; `subject` is its kind, such as a manifest.
+        """Return the error for a file that is not in the storage.
 
-        The message mentions a likely cause: an engine on another machine writes local files to its own disk.
+        `subject` is the kind of the file, such as a manifest. The message mentions a likely cause: an engine on
+        another machine writes local files to its own disk.
         """
         hint = "; engines that write file:// locations must run on the server's machine"
         return cls(f"The {subject} {location} is not in storage{hint if location.startswith('file:') else ''}")

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 T = TypeVar("T")
 
 FREED_IN_LOOP = 10_000
-"""The number of objects that are freed in the event loop: it takes a few milliseconds, too little for a
+"""The maximum number of objects that are freed in the event loop. This takes a few milliseconds, too little for a
 thread.
 """
 _FREED_IN_STEP = 1000
@@ -35,7 +35,7 @@ class FairLock:
 
     @asynccontextmanager
     async def of(self, holder: str) -> AsyncIterator[None]:
-        """Hold the lock for `holder` during the block."""
+        """Hold the lock for `holder` while the context is active."""
         own = self._own.setdefault(holder, asyncio.Lock())
         async with own, self._all:
             yield
@@ -68,7 +68,7 @@ class FairLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether no work runs or waits. Only tests use this."""
+        """Whether no work runs or waits. Only tests use this property."""
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
 
 

@@ -21,14 +21,14 @@ from typing import Any
 
 
 class LazyModule:
-    """A proxy of a module, which may also be a module of this project that imports such a library."""
+    """A proxy of a module. The module may also be a module of this project that imports a large library."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_loaded = False
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # Copy, pickle or inspection reads such a name, not code that uses the module.
+        if attribute.startswith("__"):  # Only copy, pickle or inspection reads such a name.
             raise AttributeError(attribute)
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)  # Later accesses bypass __getattr__.
@@ -54,7 +54,7 @@ def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | No
 
     Args:
         package: The name of the package.
-        names: Module → the names that it offers.
+        names: The names that each module offers, by module.
         extra: The extra of the distribution that installs the libraries of these modules.
     """
     modules = {name: module for module, exported in names.items() for name in exported}

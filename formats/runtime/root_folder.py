@@ -34,13 +34,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-"""Flags for reading a file that a tenant may replace. Without O_NONBLOCK, opening a named pipe would wait
-for its writer.
+"""The flags for reading a file that a tenant may replace.
+
+Without O_NONBLOCK, opening a named pipe would wait until another process opens the pipe for writing.
 """
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 _OPENAT2 = 437
-"""The number of the system call, the same on all architectures."""
+"""The number of the system call. It is the same on all architectures."""
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 0x04
 _HOW = struct.Struct("=QQQ")
@@ -56,7 +57,7 @@ class SymbolicLinkError(OSError):
     """A path below a root leads through a symbolic link.
 
     Attributes:
-        is_last: Whether the link is in the place of the file, not of a folder above it.
+        is_last: Whether the link is the last component of the path, not a folder above it.
     """
 
     def __init__(self, path: str, *, is_last: bool) -> None:
@@ -72,9 +73,9 @@ class NotPlainFileError(OSError):
 
 
 class RootFolder:
-    """A folder whose content is accessed without symbolic links.
+    """A folder whose content is accessed without following symbolic links.
 
-    Paths below it have no leading slash; the empty path is the root itself.
+    Paths below the folder have no leading slash. The empty path is the root itself.
 
     Raises:
         SymbolicLinkError: The path contains a link. All methods may raise this error.
@@ -238,7 +239,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """Return a path that libraries can open instead of a descriptor; it names the same file even after a rename."""
+    """Return a path that libraries can open instead of a descriptor. It names the same file even after a rename."""
     return f"/proc/self/fd/{descriptor}"
 
 

@@ -74,7 +74,7 @@ class Certificate:
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
     async def watch(self) -> None:
-        """Reload the files after each change; run until it is cancelled."""
+        """Reload the files after each change, until the task is cancelled."""
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._state() != self._seen:
@@ -156,7 +156,7 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
 def only_these(certificates: str) -> ssl.SSLContext:
     """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
 
-    It is for processes that a server starts on its own machine. They have the server's certificate, and reach
+    It is for processes that a server starts on its own machine. They have the server's certificate, and connect to
     the server at an address that the certificate need not name. Therefore the name is not compared.
 
     Raises:

@@ -1,8 +1,8 @@
 """A table service: one object with everything that the other modules need from it.
 
 A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The
-server proposes its jobs and reports the problems that it corrects (`metaserver/services/proposers.py`). A
-client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so each side has its
+server proposes its jobs and reports the problems that they correct (`metaserver/services/proposers.py`). A
+client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so server and client each have their
 half. Settings, policies, rights, launchers, commands and the documentation read the declaration and
 contain no names of services.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 Requirement = Callable[[Mapping[str, str]], str | None]
-"""Returns a text that describes the valid values of a property if its value is invalid, otherwise None. It
+"""A function that checks a property of a policy.
+
+It returns a text that describes the valid values if the value of the property is invalid, otherwise None. It
 receives the properties of the policy that are checked together. If the property has a parser, an invalid
 value raises `BadRequest`.
 """
@@ -26,7 +28,7 @@ class ServiceProperty:
 
     name: str
     default: str
-    """The value if the property is not set. Empty: no limit, or no columns."""
+    """The value if the property is not set. An empty value means no limit, or no columns."""
     requirement: Requirement
     empty: str = "no limit"
     """The meaning of an empty value, as `seamark policy` shows it."""
@@ -79,20 +81,22 @@ class TableService:
     page: str = ""
     """The page of the documentation about the objects that the service maintains, from `docs/how-to/`."""
     priority: int = 5
-    """The priority of jobs: jobs with a lower number run first. If the number is lower than the number of
-    another service, the declaration states the reason.
+    """The priority of jobs: jobs with a lower number run first.
+
+    If the number is lower than the number of another service, the declaration states the reason.
     """
 
     enabled_by_default: bool | None = False
-    """The default of the setting that enables the service for tables without its switch. None: the service has
-    neither a switch nor a setting.
+    """The default of the setting that enables the service for tables that do not have its property `switch`.
+
+    None if the service has neither a switch nor a setting.
     """
     setting_help: str = ""
-    """The description of this setting."""
+    """The description of the setting that enables the service."""
     properties: tuple[ServiceProperty, ...] = ()
-    """The properties that the service follows, except its switch."""
+    """The properties that the service follows, except its property `switch`."""
     prefixes: tuple[str, ...] = ()
-    """The prefixes of the properties of the service. Empty: `seamark.<name>.`."""
+    """The prefixes of the properties of the service. If it is empty, the prefix is `seamark.<name>.`."""
     is_inherited: bool = True
     """Whether the properties of a namespace apply to its tables."""
     steered_by: tuple[str, ...] = ()
@@ -113,12 +117,12 @@ class TableService:
 
     @cached_property
     def switch(self) -> str | None:
-        """The table property that enables the service, if it has one."""
+        """The table property that enables or disables the service, if it has one."""
         return None if self.enabled_by_default is None else f"seamark.{self.name}.enabled"
 
     @cached_property
     def setting(self) -> str | None:
-        """The setting that enables the service for tables without the switch, if it has one."""
+        """The setting that enables the service for tables without the property `switch`, if the service has one."""
         return None if self.enabled_by_default is None else f"services_{self.name.replace('-', '_')}"
 
     @cached_property
@@ -127,9 +131,9 @@ class TableService:
         return self.prefixes or (f"seamark.{self.name}.",)
 
     def policy(self) -> tuple[ServiceProperty, ...]:
-        """Return the properties of the service, the switch first.
+        """Return the properties of the service. The property `switch` is first.
 
-        The setting determines the default of the switch.
+        The setting determines the default of this property.
         """
         if self.switch is None:
             return self.properties

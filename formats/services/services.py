@@ -15,7 +15,7 @@ from seamark.formats.services.service import (
 
 
 def _fits_layout(name: str) -> Requirement:
-    """Return the requirement of one property of a clustering, which may be checked without the others."""
+    """Return the requirement of one property of a clustering, which may be checked without the other properties."""
 
     def require(properties: Mapping[str, str]) -> None:
         clustering.joins_of(properties)
@@ -25,7 +25,7 @@ def _fits_layout(name: str) -> Requirement:
 
 
 def _fits_statistics(name: str) -> Requirement:
-    """Return the requirement of one property of the statistics, which may be checked without the other."""
+    """Return the requirement of one property of the statistics, which may be checked without the other property."""
 
     def require(properties: Mapping[str, str]) -> None:
         statistics.StatisticsPolicy.of({name: properties[name]})
@@ -53,7 +53,7 @@ COMPACTION = TableService(
     name="compaction",
     command="compact",
     summary="merges small data files, applies delete files",
-    priority=7,  # After indexing: a missing index slows queries more.
+    priority=7,  # This runs after indexing, because a missing index slows queries more.
     setting_help="Compact tables without the property seamark.compaction.enabled: merge small data files, apply "
     "deletes.",
     properties=(
@@ -69,7 +69,7 @@ CLUSTERING = TableService(
     command="cluster",
     summary="sorts new rows into files by the clustering columns",
     condition="the table has the property `seamark.clustering.columns`",
-    priority=8,  # After indexing: a missing index slows queries more than unclustered rows.
+    priority=8,  # This runs after indexing, because a missing index slows queries more than unclustered rows.
     enabled_by_default=True,
     setting_help="Cluster tables that have the property seamark.clustering.columns, and not "
     "seamark.clustering.enabled.",
@@ -90,7 +90,7 @@ COLUMN_TTL = TableService(
     summary="removes expired columns from old partitions",
     condition="the table has the property `seamark.column-ttl.columns`",
     page="merge-files-and-drop-columns.md#drop-columns-by-their-age",
-    priority=6,  # Before compaction, which would also rewrite the expired columns.
+    priority=6,  # This runs before compaction, which would also rewrite the expired columns.
     enabled_by_default=True,
     setting_help="Remove expired columns from old partitions of tables that have the property "
     "seamark.column-ttl.columns, and not seamark.column-ttl.enabled.",
@@ -105,7 +105,7 @@ EXPIRATION = TableService(
     name="expiration",
     command="expire",
     summary="removes old snapshots, and the files that no other snapshot needs",
-    priority=9,  # After compaction, which makes files unused.
+    priority=9,  # This runs after compaction, which makes files unused.
     setting_help="Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
     "history.expire.*, and delete the files that no other snapshot needs.",
     properties=(
@@ -124,7 +124,7 @@ ORPHAN_FILES = TableService(
     name="orphan-files",
     command="orphan-files",
     summary="removes files that no snapshot names, once a day after a change",
-    priority=10,  # After all services that may leave files.
+    priority=10,  # This runs after all services that may leave files.
     setting_help="Remove orphan files, which no snapshot names, of tables without the property "
     "seamark.orphan-files.enabled.",
     properties=(
@@ -140,7 +140,7 @@ STATISTICS = TableService(
     name="statistics",
     command="statistics",
     summary="computes distinct values of columns, and totals of partitions",
-    priority=11,  # After the services that replace files: then a replacement needs new statistics only once.
+    priority=11,  # This runs after the services that replace files. Then a replacement needs new statistics only once.
     setting_help="Keep statistics of tables without the property seamark.statistics.enabled: distinct values of "
     "columns, and totals of partitions.",
     properties=(
@@ -157,7 +157,7 @@ MANIFESTS = TableService(
     name="manifests",
     command="manifests",
     summary="lists the files in fewer manifests, sorted by partition",
-    priority=8,  # After compaction, which makes entries unnecessary.
+    priority=8,  # This runs after compaction, which makes entries unnecessary.
     setting_help="Rewrite the manifests of tables without the property seamark.manifests.enabled, when there are many.",
     properties=(
         ServiceProperty(
@@ -173,7 +173,7 @@ BUCKET_SPLITTING = TableService(
     command="split-buckets",
     summary="splits files that were written before the number of buckets grew",
     page="buckets.md",
-    priority=6,  # Before compaction, which would merge the files first.
+    priority=6,  # This runs before compaction, which would merge the files first.
     setting_help="Split files of earlier bucket counts, of tables without the property "
     "seamark.bucket-splitting.enabled.",
     steered_by=("compaction",),
@@ -204,10 +204,7 @@ def list_inherited_prefixes() -> tuple[str, ...]:
 
 
 def steering_prefixes(name: str) -> tuple[str, ...]:
-    """Return the prefixes of the properties that cause or affect the jobs of a service.
-
-    Return () for an unknown name.
-    """
+    """Return the prefixes of the properties that cause or affect the jobs of a service; `()` for an unknown name."""
     if name not in SERVICES:
         return ()
     service = SERVICES[name]

@@ -16,7 +16,7 @@ from seamark.formats.runtime.memoization import memoize
 from seamark.formats.storage.storages import LOCAL, STORAGES, normalize_path, rules_of
 
 LOCATION_CHARS_MAX = 4096
-"""The maximum length of a location: a Linux path's limit, and four times the limit of an S3 key."""
+"""The maximum length of a location. It is the limit of a Linux path, and four times the limit of an S3 key."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL = re.compile(
@@ -29,7 +29,7 @@ _DECODE_ROUNDS = 8
 class Location:
     """A parsed location.
 
-    `bucket` is empty for files; `path` has no leading or trailing slash and may be empty.
+    `bucket` is empty for files. `path` has no leading or trailing slash, and may be empty.
     """
 
     scheme: str
@@ -126,7 +126,9 @@ def _check_segments(path: str, subject: str, shown: str) -> None:
 
 
 def location_key(location: Location) -> str:
-    """Return a canonical key of a location, equal for all spellings that any reader treats as the same.
+    """Return a canonical key of a location.
+
+    It is equal for all spellings that any reader treats as the same location.
 
     Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and
     case-folded, because some file systems ignore these differences. The function reads the file system. For

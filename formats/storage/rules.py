@@ -29,7 +29,7 @@ class StorageRules:
     ignores_case: bool = False
     """Whether the storage may treat names as equal that differ only in case, or in the composition of letters."""
     property_families: tuple[str, ...] = ()
-    """First segments of the properties that configure a client's access; no table may have such properties."""
+    """The first segments of the properties that configure a client's access. No table may have such properties."""
 
     @property
     def form(self) -> str:

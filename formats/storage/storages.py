@@ -1,8 +1,7 @@
 """The storages that Seamark supports.
 
-A new storage is a class with `StorageRules` and an entry of `STORAGES`. Its part of the server is
-registered in `metaserver/objects/storages.py`, and its part of the clients in
-`connector/client/file_systems.py`.
+A new storage is a class derived from `StorageRules`, and an entry of `STORAGES`. The server's part of the storage is
+registered in `metaserver/objects/storages.py`, and the clients' part in `connector/client/file_systems.py`.
 """
 
 from __future__ import annotations

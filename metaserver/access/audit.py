@@ -8,8 +8,8 @@ resource's path and the outcome. It never contains a header, a query string or a
 secrets.
 
 One task writes records to the store in batches. A request waits for space in the queue, not for the
-write. Records are never dropped while the server runs: otherwise an attacker could displace records by
-flooding the log. Reads, and refusals of unauthenticated clients, do not wait and may be dropped
+write. Records are never dropped while the server runs. Otherwise, an attacker could displace records by
+flooding the log. Two kinds of records do not wait and may be dropped: reads, and refusals of unauthenticated clients
 (`dropped` counts them). A process that is killed loses the records in its queue. Commits are also
 recorded in the timeline, in the transaction of the commit.
 """
@@ -34,16 +34,16 @@ from seamark.metaserver.store.operations import SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
 CAPACITY = 10_000
-"""The maximum number of queued records; about 5 MB."""
+"""The maximum number of queued records, which use about 5 MB."""
 BATCH = 512
 CLOSE_TIMEOUT_S = 10.0
-"""The time that closing waits for a database that does not accept the last records."""
+"""The time for which closing the log waits for a database that does not accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
 _DENIED = (401, 403)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
-"""The action of a record that counts refused requests. Its resource has the number."""
+"""The action of a record that counts refused requests. Its resource contains the number of these requests."""
 _EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
 """Refusals a minute that are written individually; the number of addresses and principals that are distinguished."""
 _ROLL_S = 10.0
@@ -79,7 +79,7 @@ class AuditLog:
         return self._unsaved
 
     def is_kept(self, operation: str, status: int) -> bool:
-        """Return whether `record` would keep the record, so that callers need not create it."""
+        """Return whether `record` would write the record, so that callers need not create it."""
         return self._reads or status in _DENIED or is_recorded(operation)
 
     async def record(
@@ -93,11 +93,12 @@ class AuditLog:
         remote: str | None = None,
         kind: str | None = None,
     ) -> bool:
-        """Queue a record; wait for space if it must not be lost.
+        """Queue a record. If it must not be lost, wait for space in the queue.
 
-        `kind` is the kind of the error; None without an error.
+        `kind` is the kind of the error; None if there is no error.
 
-        Returns False for a refusal that is only counted, and for a record that is not kept.
+        Returns:
+            False for a refusal that is only counted, and for a record that is not written.
         """
         if not self.is_kept(operation, status):
             return False
@@ -148,12 +149,12 @@ class AuditLog:
             self._unsaved += 1
 
     def _make_id(self) -> str:
-        """Return a UUIDv7 that is greater than the last, so that the log is ordered within a millisecond."""
+        """Return a UUIDv7 that is greater than the previous one, so that the log is ordered within a millisecond."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
 
     async def write(self) -> None:
-        """Write queued records in batches, each in one transaction, until cancelled. This is the background task."""
+        """Write queued records in batches, each in one transaction, until the task is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(_ROLL_S):
@@ -169,7 +170,7 @@ class AuditLog:
                 self._queue.task_done()
 
     async def _save(self, records: tuple[AuditRecord, ...]) -> None:
-        # It is safe to repeat the write after an unknown outcome: a record with an existing id is not inserted again.
+        # Repeating the write after an unknown outcome is safe: a record with an existing id is not inserted again.
         while True:
             try:
                 await self._store.transact([SaveAudit(records)])
@@ -221,7 +222,7 @@ async def open_audit(
     batch: int = BATCH,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
 ) -> AsyncIterator[AuditLog]:
-    """Open the log with its writer, and flush it at the end of the block."""
+    """Open the log with its writer. When the context ends, flush it."""
     audit = AuditLog(store, clock, reads=reads, capacity=capacity, batch=batch)
     writer = asyncio.create_task(audit.write(), name="audit")
     try:

@@ -7,14 +7,14 @@
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
-All modes but `none` also accept the logins of this server's own table services, and of its workers that
-run SQL statements (`worker_tokens.py`).
+All modes but `none` also accept the logins that the server issues for its own processes: the table services, and the
+workers that run SQL statements (`worker_tokens.py`).
 
 Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs
 two reads by key, which take microseconds with SQLite.
 
-Without logins, browsers are the danger: any web page could make them send requests to loopback. By a name
-that resolves to 127.0.0.1, the page could also read the answers. Requests must therefore not come from a
+Without logins, browsers are the danger. Any web page could make a browser send requests to loopback. If a name
+resolves to 127.0.0.1, a page with this name could also read the answers. Therefore requests must not come from a
 page of another site (`Origin`), and must not be addressed to another host (`Host`). Engines send no
 `Origin`, and the configured `Host`.
 """
@@ -55,7 +55,7 @@ _NO_TOKENS = ("None", "null", "undefined")
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A principal, and how it proved its identity."""
+    """A principal, and the token that proved its identity."""
 
     principal: Principal
     token: AccessToken | None = None
@@ -148,8 +148,8 @@ class Authenticator:
     async def login_expired(self, bearer: str) -> Login:
         """Return the holder of an access token of this server, even if it has expired.
 
-        The token from which it was made must be live. An expired token alone proves nothing: call this only for a
-        client that has also presented that other token.
+        The token from which it was made must still be valid. An expired token alone proves nothing. Call this method
+        only for a client that has also presented the token from which it was made.
         """
         return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
 
@@ -202,7 +202,7 @@ class Authenticator:
 
 
 def _host_of(url: str) -> str:
-    """Return the host; empty for an invalid URL."""
+    """Return the host of a URL; empty if the URL is invalid."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

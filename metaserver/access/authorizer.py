@@ -1,6 +1,6 @@
 """Authorization: decides whether a principal may do an operation in a namespace.
 
-It consists of a table of operations, and of the grants; it has no input or output. A grant is a role on a
+The decision uses a table of operations and the principal's grants. The module does no I/O. A grant is a role on a
 namespace and all namespaces below it. A grant on the empty path is for the whole catalog. `reader` <
 `writer` < `admin`, and each role includes the previous roles.
 
@@ -13,10 +13,10 @@ file of the warehouse, also of other tables | | admin | purge dropped entries be
 grant and revoke roles within its namespace | | admin of the whole catalog | tokens, which belong to no
 namespace; the audit log; the list of replicas |
 
-A drop needs only a writer, because it can be undone. So does `purgeRequested` on a drop, because files
-stay for the retention. An operation on several places (rename, undrop elsewhere, a transaction on many
+A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
+stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
 tables) needs the role in each place; the caller checks each place. An operation that is not in the table
-needs an admin of the whole catalog: a missing entry denies access and never grants it.
+needs an admin of the whole catalog. So a missing entry denies access and never grants it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rule(msgspec.Struct, frozen=True):
     role: Role
     scope: Scope = Scope.NAMESPACE
     read_only: bool = False
-    """Whether the operation changes nothing. This is always true for operations of readers."""
+    """Whether the operation changes nothing. This is always true for operations of the role reader."""
     recorded: bool = False
     """Whether the audit log records the operation although it changes nothing."""
 
@@ -88,13 +88,13 @@ def _rules() -> dict[str, Rule]:
 
 
 RULES = _rules()
-"""The rules by operation id of the Iceberg REST specification, and of the OpenAPI document for Seamark's routes."""
+"""The rules by operation id. The ids are those of the Iceberg REST specification and of the OpenAPI document."""
 
 
 def changes(operation: str) -> bool:
     """Return whether the operation changes something that the audit log records.
 
-    True for unknown operations.
+    The result is True for unknown operations.
     """
     rule = RULES.get(operation, _UNKNOWN)
     return not rule.read_only and rule.role is not Role.READER
@@ -112,7 +112,7 @@ class Authorizer:
         """Check that `principal` may do `operation` in `namespace`.
 
         Raises:
-            Forbidden: It may not; the message names the missing grant.
+            Forbidden: The principal may not do the operation; the message names the missing grant.
         """
         if self.allows(principal, operation, namespace):
             return
@@ -132,7 +132,7 @@ class Authorizer:
         """Check that `principal` may do `operation` in at least one namespace.
 
         Raises:
-            Forbidden: It may not do the operation in any namespace.
+            Forbidden: The principal may not do the operation in any namespace.
         """
         rule = RULES.get(operation, _UNKNOWN)
         if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
@@ -146,20 +146,20 @@ class Authorizer:
         if rule.scope is Scope.LOGIN:
             return True
         if rule.scope is Scope.SEEN:
-            # The root is visible to all; its listing is filtered.
+            # The root is visible to all principals, and its listing is filtered.
             return not namespace or self.visible(principal, namespace)
         return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
 
     def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
         """Return whether a grant gives at least `role` on `namespace`, directly or on a parent."""
         rank = RANKS[role]
-        for grant in principal.grants:  # A loop: it runs for every request, and `any` would create a generator.
+        for grant in principal.grants:  # `any` would create a generator for every request.
             if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
                 return True
         return False
 
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """Return the topmost namespaces that `principal` may write; None for the whole catalog."""
+        """Return the topmost namespaces in which `principal` may write; None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
@@ -178,7 +178,7 @@ class Authorizer:
         return frozenset(names)
 
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
-        """Return whether a listing may include this namespace: a grant on it, above it or below it exists."""
+        """Return whether a listing may include this namespace. It may if a grant on it, above it or below it exists."""
         return any(
             grant.role in RANKS
             and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)

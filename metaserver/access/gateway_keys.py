@@ -1,6 +1,6 @@
 """S3 keys that the catalog vends for one table: an access key, its secret, and a session token.
 
-The token contains the grant (table, location, rights, expiry) and an HMAC of it by a key of the keyring.
+The token contains the grant (table, location, rights, expiry) and an HMAC of the grant by a key of the keyring.
 The access key and the secret are further HMACs of the same grant. So nothing is stored, every replica can
 verify the keys that another replica issued, and a client cannot change its grant. Layout of a token,
 before base64: key id (8 bytes), grant (msgpack), HMAC (32 bytes).
@@ -44,7 +44,8 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     who: str
     """The principal to which the keys were issued.
 
-    Its login and rights are checked again while the keys are valid, and it has a share of the cache.
+    Its login and rights are checked again while the keys are valid. The cached objects count for its share of the
+    cache.
     """
     expires_ms: int
     pinned: bool = False
@@ -84,7 +85,10 @@ class GatewayKeys:
         return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
 
     def stamp(self) -> str:
-        """Return a text that is equal for two times if the keys issued at these times for the same grant are equal."""
+        """Return a text that identifies the end and the signing key of keys that are issued now.
+
+        At two times with equal texts, the keys for the same grant are equal.
+        """
         return f"{self._expires_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:

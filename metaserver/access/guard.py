@@ -1,4 +1,4 @@
-"""Checks at start that refuse unsafe or unusable access settings.
+"""Checks at the start of a server that refuse unsafe or unusable access settings.
 
 Without logins every client is an admin, so the server may then listen only on loopback. The error names
 the commands that change the settings.
@@ -40,10 +40,10 @@ def check_binding(settings: Settings) -> None:
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """Check that a principal can log in; log a warning if no OIDC user has any right.
+    """Check that some principal can log in. If no OIDC user has any right, log a warning.
 
     Raises:
-        ConfigError: Only tokens are accepted, and none is live.
+        ConfigError: The server accepts only tokens, and no token is valid.
     """
     if settings.auth == "token" and not await live_tokens(store, clock):
         raise ConfigError(

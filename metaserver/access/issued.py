@@ -33,11 +33,11 @@ _ALGORITHM = "HS256"
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """The claims of an access token of this server, with a verified signature."""
+    """The claims of an access token of this server. The signature was verified."""
 
     name: str
     digest: str
-    """The digest of the bearer token from which it was made; empty for a token issued without a login."""
+    """The digest of the bearer token from which the access token was made; empty for a token issued without a login."""
     expires_ms: int | None
     """The end of the token; None if the expiry was not checked."""
 
@@ -56,9 +56,9 @@ class Issuer:
         return self._ttl_s
 
     def issue(self, token: AccessToken | None, until_ms: int | None = None) -> tuple[str, int]:
-        """Return (JWT, lifetime in seconds) for the holder of `token`, or without a login (None).
+        """Return (JWT, lifetime in seconds) for the holder of `token`, or for a client without a login (None).
 
-        The lifetime ends with the token, and with `until_ms`, the end of the login that the JWT prolongs.
+        The JWT does not outlive `token`, nor `until_ms`, the end of the login that the JWT prolongs.
         """
         now_ms = self._clock.now_ms()
         ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]

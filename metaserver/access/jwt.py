@@ -1,4 +1,4 @@
-"""JSON Web Tokens (RFC 7519, 7515): decodes them, and verifies signatures and times.
+"""JSON Web Tokens (RFC 7519, 7515): decodes tokens, and verifies their signatures and times.
 
 The token never chooses the algorithm: the caller passes the key with its only algorithm, and a header
 with another algorithm is refused. Therefore neither `none` nor an HMAC that uses a public key as its
@@ -26,7 +26,7 @@ LENGTH_MAX = 16 * 1024
 
 
 class Unverified(msgspec.Struct, frozen=True):
-    """The header and the claims of a token before verification."""
+    """The header and the claims of a token before its signature is verified."""
 
     header: dict[str, Any]
     claims: dict[str, Any]
@@ -37,7 +37,7 @@ def looks_like_jwt(text: str) -> bool:
 
 
 def read(token: str) -> Unverified:
-    """Return the header and the claims.
+    """Return the header and the claims of a token.
 
     Raises:
         Unauthenticated: They are not JSON objects in base64url, or the token is longer than `LENGTH_MAX`.
@@ -55,7 +55,7 @@ def read(token: str) -> Unverified:
 
 
 def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
-    """Return the claims, after the signature is verified.
+    """Verify the signature of a token, and return its claims.
 
     Raises:
         Unauthenticated: The signature is invalid, or has another algorithm.
@@ -68,10 +68,11 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
 
 
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
-    """Return the expiry in milliseconds since the epoch.
+    """Check that a token is valid now, and return its expiry in milliseconds since the epoch.
 
     Raises:
-        Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or more
+        Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or
+            more
             than `late_s` after its expiry.
     """
     now_s = now_ms / 1000

@@ -4,7 +4,7 @@ All replicas share the keys through the database. The keys are encrypted with a 
 database (`protectors.py`). A new key is created when the newest key is old enough
 (`signing_key_rotation_s`). It is published some minutes before it is used, so that every replica has it.
 Older keys still verify until everything that they signed has expired. One list of root keys is used for
-all purposes: each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
+all purposes. Each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
 invalid for another.
 """
 
@@ -29,7 +29,7 @@ SECRET_NAME = "signing-keys"  # noqa: S105  the name of the row, not a secret
 REFRESH_S = 60.0
 """The interval between checks for keys of other replicas."""
 PUBLISHED_S = 5 * REFRESH_S
-"""The time for which a new key is published before it signs."""
+"""The time for which a new key is published before it is used to sign."""
 RETIRED_S_MIN = 86_400
 """The minimum time for which a retired key still verifies, because passes of staged tables are valid for a day."""
 ID_BYTES = 8
@@ -42,7 +42,7 @@ _log = structlog.get_logger("seamark.keys")
 class SigningKey(msgspec.Struct, frozen=True, array_like=True):
     id: bytes
     from_ms: int
-    """The time from which the key signs."""
+    """The time from which the key is used to sign."""
     root: bytes
 
 
@@ -137,7 +137,8 @@ class StoredKeyring(Keyring):
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
     """Replace all keys, even if they cannot be decrypted. Everything that the old keys signed becomes invalid.
 
-    Returns the description of the key that encrypts the new keys.
+    Returns:
+        The description of the key that encrypts the new keys.
     """
     protector = _open_protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
@@ -149,7 +150,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
 
 def _read_created_ms(key: SigningKey) -> int:
-    """Return the creation time, from the UUIDv7 id (RFC 9562, 5.7)."""
+    """Return the time when the key was created, which its UUIDv7 id contains (RFC 9562, 5.7)."""
     return int.from_bytes(key.id[:6], "big")
 
 

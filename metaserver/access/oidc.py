@@ -1,9 +1,9 @@
 """Verifies tokens of an OpenID Connect issuer: JWTs signed with its keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
 
-Keys are fetched for the first token, and again when they are old or a token names an unknown key; for
-unknown keys at most once a minute. If the issuer withdraws a key, it is accepted for at most `FRESH_S`
-while the issuer is available, and for `STALE_S` while it is not. If there are no keys, the answer is 503
-instead of 401, because the token may be valid.
+Keys are fetched for the first token, and again when they are old or a token names an unknown key. For unknown keys,
+they are fetched at most once a minute. If the issuer withdraws a key, it is accepted for at most `FRESH_S` while
+the issuer is available, and for `STALE_S` while the issuer is not available. If there are no keys, the answer is
+503 instead of 401, because the token may be valid.
 
 Only the configured issuer is contacted. Redirects are not followed, and keys are not read from an http
 URL if the issuer is https.
@@ -53,7 +53,7 @@ class VerifyKey(msgspec.Struct, frozen=True):
 
 class Identity(msgspec.Struct, frozen=True):
     name: str
-    """`oidc:` and the value of the principal claim."""
+    """The name of the principal: `oidc:` and the value of the principal claim."""
     roles: tuple[Grant, ...]
     """The roles in the roles claim."""
     expires_ms: int
@@ -112,7 +112,7 @@ class Oidc:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
-        """Return the roles in the claim. Unknown entries are roles of other services, and are ignored."""
+        """Return the roles in the claim. Unknown entries are ignored, because they are roles of other services."""
         if not self._roles_claim:
             return []
         value = _claim(claims, self._roles_claim)
@@ -139,7 +139,7 @@ class Oidc:
         return key
 
     def _lookup(self, kid: str | None) -> VerifyKey | None:
-        """Return the key with this kid. Without a kid, return the issuer's only key."""
+        """Return the key with this kid. If there is no kid, return the issuer's only key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
@@ -148,7 +148,7 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetch new keys. If that fails, keep the old keys for some time.
+        """Fetch new keys. If the fetch fails, keep the old keys for some time.
 
         Concurrent requests share one fetch.
         """
@@ -224,7 +224,7 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """Return the key; None unless it is a public key for a supported algorithm. Symmetric keys are refused."""
+    """Return a public key for a supported algorithm; None for any other key. Symmetric keys are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")
@@ -253,8 +253,8 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """Return the claim with this name, or otherwise with this path (`realm_access.roles`), because some issuers nest
-    claims.
+    """Return the claim with this name. If there is none, `name` is a path (`realm_access.roles`), because some issuers
+    nest claims.
     """
     if name in claims:
         return claims[name]

@@ -1,8 +1,8 @@
 """Principals, and the text form of roles and namespaces.
 
 Names of tokens and of OIDC subjects cannot collide. A token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`,
-without a colon; a subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can
-get the name of a token, and with it the grants, for any claims.
+without a colon. The name of a subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can
+get the name of a token, and with it the grants of the token, whatever its claims are.
 
 The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.
@@ -53,7 +53,10 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),))
-"""The principal of every client of a server without logins, which listens only on loopback (`guard.check_binding`)."""
+"""The principal of every client of a server without logins.
+
+Such a server listens only on loopback (`guard.check_binding`).
+"""
 
 
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
@@ -70,7 +73,7 @@ def current_principal() -> str:
 
 @contextmanager
 def set_principal(name: str) -> Iterator[None]:
-    """Set the value of `current_principal` within the block, in this task and the tasks that it starts."""
+    """Set the value of `current_principal` while the context is active, in this task and the tasks that it starts."""
     token = CURRENT.set(name)
     try:
         yield
@@ -98,7 +101,7 @@ def check_principal_name(name: str) -> str:
     """Return the name if grants may name it: the name of a token, or `oidc:` and a subject.
 
     Raises:
-        BadRequest: The name is neither.
+        BadRequest: The name is neither of them.
     """
     if name.startswith(OIDC_PREFIX):
         subject = name.removeprefix(OIDC_PREFIX)

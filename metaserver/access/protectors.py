@@ -1,8 +1,8 @@
 """Encryption of the signing keys, so that a copy of the database alone is useless: a port and its local implementation.
 
-`KeyProtector` is the port; a key management service can implement it with its wrap and unwrap calls. The
+`KeyProtector` is the port. A key management service can implement it with its wrap and unwrap calls. The
 local implementation is AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from
-a file outside the database. Several keys may be set: the first encrypts and all decrypt, so that the key
+a file outside the database. Several keys may be set: the first key encrypts and all keys decrypt, so that the key
 can be replaced.
 """
 
@@ -31,7 +31,7 @@ _ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class WrongKey(Exception):
-    """The data are encrypted with a key that this protector does not have. The error contains the id of that key."""
+    """The data are encrypted with a key that this protector does not have. The error contains the id of this key."""
 
 
 class KeyProtector(Protocol):
@@ -99,7 +99,10 @@ def _id_of(key: bytes) -> bytes:
 def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
     """Open the protector that the settings encryption_key and encryption_key_file configure.
 
-    If `create` is true, a missing key file is created. Otherwise the result is None then.
+    If the key file is missing and `create` is true, it is created.
+
+    Returns:
+        None if the key file is missing and `create` is false.
 
     Raises:
         ConfigError: A key or the file is invalid.

@@ -1,10 +1,10 @@
-"""Decides which refused requests are recorded individually, and counts the others.
+"""Decides which refused requests are recorded individually, and counts the other refused requests.
 
-Unauthenticated clients can send refused requests at no cost, so recording them must be cheap. Of each
+Unauthenticated clients can send refused requests at no cost, so recording them must be cheap. For each
 address, the first few refusals per minute are written, and the others are counted. The same applies to
 the refused requests of a principal, with a higher limit. Accepted requests of a principal are always
-written. Both tables have a maximum size; further addresses share one entry. The caller passes the time,
-and there is no input or output.
+written. Both tables have a maximum size. When a table is full, further addresses share one entry. The caller passes the
+time, and the module does no I/O.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Refusals:
         self._unauthenticated: set[tuple[str, str]] = set()
 
     def is_written(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
-        """Count one refusal and return whether to write it.
+        """Count one refusal, and return whether to write it.
 
-        The caller calls `due` first.
+        The caller must call `due` first.
         """
         key = (principal, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:

@@ -18,13 +18,13 @@ Key = RSAKey | ECKey | OKPKey | OctKey
 class _Registry(jws.JWSRegistry):
     """joserfc's checks for one algorithm.
 
-    It accepts long headers (x5c) and unknown header fields, as real issuers send them.
+    It accepts long headers (x5c) and unknown header fields, because real issuers send such headers.
 
-    Tokens with a `crit` header are refused earlier.
+    Tokens with a `crit` header are refused before this check.
     """
 
     max_header_length = 8 * 1024
-    max_payload_length = sys.maxsize  # `jwt.read` refuses longer tokens
+    max_payload_length = sys.maxsize  # `jwt.read` refuses longer tokens.
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)

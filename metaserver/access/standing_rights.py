@@ -1,4 +1,7 @@
-"""Checks whether an absent principal still has a login and a right, for keys and jobs that act for it later."""
+"""Checks whether a principal still has a login and a right while it sends no request itself.
+
+Keys and jobs act for such a principal.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ class StandingRights:
         self._authorizer = Authorizer()
 
     async def why_lost(self, principal_name: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Return why the principal no longer has the right; None if it has.
+        """Return why the principal no longer has the right; None if it still has the right.
 
-        The check does not include rights by roles that only an OIDC token states.
+        Rights by roles that only an OIDC token states are not considered.
         """
         is_foreign = principal_name.startswith(OIDC_PREFIX)
         if self._mode == "none":

@@ -1,6 +1,6 @@
 """Logins that the server issues for processes that it starts.
 
-Service tokens are for the jobs of its table services. Statement tokens are for the worker that runs one
+Service tokens are for the jobs of the table services. Statement tokens are for the worker that runs one
 SQL statement of a caller.
 
 A token is valid for a short time, on every replica, with any `auth`. It is signed with a key of the
@@ -119,8 +119,8 @@ class ServiceTokens(_SignedTokens):
 class StatementTokens(_SignedTokens):
     """Tokens with the caller's name, and with the role reader on the namespaces that the caller may read.
 
-    They never have more than the caller's rights, and never the right to write. They are valid for the
-    statement's time limit.
+    They never have more than the caller's rights, and never the right to write. Their lifetime is the time limit of
+    the statement.
     """
 
     prefix = "smq_"
@@ -143,7 +143,7 @@ class StatementTokens(_SignedTokens):
         return token
 
     def principal(self, token: str) -> tuple[Principal, int]:
-        """Return the principal of a token, and the end of the token."""
+        """Return (the principal of a token, the end of the token)."""
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
         grants = tuple(Grant(claims.name, Role.READER.value, path) for path in claims.namespaces)

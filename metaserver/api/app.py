@@ -1,4 +1,4 @@
-"""Builds the web application from opened components. The module does not open or close them."""
+"""Builds the web application from opened components. The module does not open or close components."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WITH_COMPONENTS = (
     statements,
     openapi,
 )
-"""Modules of routes that add components to the application."""
+"""The modules of routes that add components to the application."""
 
 
 def build_app(components: ServerComponents) -> web.Application:
@@ -56,7 +56,7 @@ def build_app(components: ServerComponents) -> web.Application:
     It may be started and stopped once, like aiohttp's applications.
     """
     app = web.Application(middlewares=[build_middleware(components)])
-    app._router = Router()  # aiohttp deprecates the argument for this.
+    app._router = Router()  # The argument of aiohttp for this limit is deprecated.
     if components.settings.stale_limit_s:
         app.on_response_prepare.append(add_age)
     app[COMPONENTS] = components

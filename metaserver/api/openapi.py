@@ -25,7 +25,7 @@ from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SC
 DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("openapi")
 """The function that builds the document.
 
-It runs at the first call, because it takes longer than the rest of the start.
+It runs when the document is first requested, because it takes longer than the rest of the server's start.
 """
 
 _ERROR_SCHEMA: dict[str, Any] = {
@@ -97,7 +97,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
 
 
 def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]:
-    """Return a function that gives the schema of a declared body or answer, and the components derived from types."""
+    """Return (function from a declared body or answer to its schema, components that are derived from types)."""
     declared = [description.body for description in descriptions]
     declared += [answer.schema for description in descriptions for answer in description.answers]
     types = [given for given in declared if given is not None and not isinstance(given, dict)]

@@ -67,13 +67,16 @@ class Catalog:
         """Check that the table's metadata makes the server write only inside the table's claimed locations.
 
         Raises:
-            Forbidden: The server would write elsewhere.
+            Forbidden: The server would write outside these locations.
         """
         assert loaded.entry is not None
         await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
 
     async def find_staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """Return the location of a staged table, by the token of its staging.
+        """Return the location of a staged table.
+
+        Args:
+            token: The pass that the server issued when the table was staged.
 
         Raises:
             Forbidden: The token is invalid, or another table has claimed the location meanwhile.
@@ -83,13 +86,13 @@ class Catalog:
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """Return the table or view of a recorded answer; None if the record contains the answer itself.
+        """Return the table or view of a recorded request; None if the record contains the whole answer.
 
         A missing file does not raise NotFound: the request succeeded, and clients that receive 404 for a commit
         delete the files that they wrote for it.
 
         Raises:
-            CommitUnknown: The recorded metadata file has been deleted since.
+            CommitUnknown: The metadata file in the record has been deleted since.
         """
         location = record.metadata_location
         if location is None:
@@ -97,7 +100,7 @@ class Catalog:
         entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
         try:
             return LoadedTable(entry=entry, metadata=await self.documents.table(location))
-        except Corrupt:  # The kind is not recorded, but metadata of one kind cannot be decoded as the other.
+        except Corrupt:  # It is not a table but a view.
             view = structs.replace(entry, kind=EntryKind.VIEW)
             return LoadedView(entry=view, metadata=await self.documents.view(location))
         except NotFound:

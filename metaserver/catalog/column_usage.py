@@ -1,11 +1,11 @@
 """Counts, by day, the columns that are read and the age of the partitions, for advice on column TTLs.
 
 A read is counted in memory, without I/O, and recorded once a minute. If a server is killed, its
-unrecorded reads are lost; the advice states how many reads it includes. Jobs of table services are not
+unrecorded reads are lost, and the advice says how many reads it includes. Jobs of table services are not
 counted.
 
 The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a
-read of every column of its table, so that no column looks unread although it is read.
+read of every column of its table. So no column looks unread although it is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLUSH_S = 60.0
 COLUMNS_MAX = 200
 """A read of more columns than this counts as a read of every column."""
 _COLUMNS_EACH = 16
-"""A read of more columns than this counts as several reads towards the limit, because it takes as much memory."""
+"""A read of more columns than this counts as several reads towards the limit, because it takes more memory."""
 DAY_MS = 86_400_000
 _LISTED_MAX = 200_000
 _PRUNED = 1000
@@ -58,7 +58,7 @@ class ColumnRead(NamedTuple):
 def columns_of(ids: Iterable[int]) -> frozenset[int]:
     """Return the columns of a read, at most `COLUMNS_MAX`.
 
-    The number is limited because clients may name tens of thousands of columns, and each read is kept in memory.
+    The number is limited because clients may name tens of thousands of columns, and each read stays in memory.
     """
     columns = frozenset(ids)
     if len(columns) <= COLUMNS_MAX:
@@ -69,8 +69,8 @@ def columns_of(ids: Iterable[int]) -> frozenset[int]:
 class ColumnUsage:
     """Counts reads of columns.
 
-    An instance belongs to one event loop. `plans` has the end of the oldest partition of recent plan
-    snapshots, by snapshot id, from `find_oldest_end_ms`: scan reports name the snapshot that they read.
+    An instance belongs to one event loop. `plans` has the end of the oldest partition of each recent plan
+    snapshot (`find_oldest_end_ms`), by snapshot id, because a scan report names only the snapshot that was read.
     """
 
     def __init__(self, context: CatalogContext) -> None:
@@ -88,7 +88,7 @@ class ColumnUsage:
         """Count a read.
 
         Args:
-            principal: The principal that reads; None without logins. Then it may use the whole limit.
+            principal: The principal that reads. None if the server has no logins; then reads may use the whole limit.
         """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_EACH
@@ -113,7 +113,7 @@ class ColumnUsage:
         return self._context.clock.now_ms() // DAY_MS
 
     async def run(self) -> None:
-        """Record the counts periodically, until cancelled."""
+        """Record the counts periodically, until the task is cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
@@ -141,7 +141,7 @@ class ColumnUsage:
         return await self._context.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
 
     async def prune(self) -> int:
-        """Remove the rows that are older than the setting, and return their number."""
+        """Remove the rows that are older than the setting allows, and return the number of removed rows."""
         removed = 0
         before_day = (await look_at_clock(self._context.store, self._context.clock)).ago(self.days * DAY_MS) // DAY_MS
         while count := await self._context.store.prune_column_reads(before_day, _PRUNED):
@@ -152,7 +152,7 @@ class ColumnUsage:
 
 
 def _by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
-    """Return for each table its columns, as (column id, oldest_age_d, reads)."""
+    """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():
         of_table = tables[read.uuid]

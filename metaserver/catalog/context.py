@@ -107,8 +107,9 @@ class CatalogContext:
         must not place a table over the files of another namespace.
 
         Args:
-            within: The namespace of the new entry, where the caller may write. Its location may be outside those of
-                its parents.
+            within: The namespace of the new entry, in which the caller may write. Its location may be outside the
+                locations
+                of its parents.
 
         Raises:
             BadRequest: The location is outside the warehouse.
@@ -137,9 +138,10 @@ class CatalogContext:
 
         Raises:
             BadRequest: A property controls clients, or has an invalid location.
-            Forbidden: A changed property has a location for writers that is outside the caller's grants.
+            Forbidden: A changed property makes writers write to a location outside the caller's grants.
         """
-        # Stored properties count as well, because the request's length does not show how much must be checked.
+        # Stored properties count as well, because the length of the request alone does not show how much must be
+        # checked.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
         check = partial(check_client_properties, properties, "A table or view")
         await self.large.run_by_size(caller.who, size_bytes, check)
@@ -152,11 +154,14 @@ class CatalogContext:
     async def transact(self, operations: Sequence[Operation]) -> None:
         """Run the operations in one transaction, and wake the watchers of the timeline.
 
-        After a lost reply, the instant among the operations decides the outcome.
+        If the reply of the database is lost, the instant among the operations shows whether the transaction was
+        committed.
 
         Raises:
             Forbidden: An operation adds to a namespace that has reached its limit.
-            CommitUnknown: The database does not answer that query either. Then no file may be deleted.
+            CommitUnknown: The reply was lost, and the database does not answer a query for the instant either. Then
+                no file
+                may be deleted.
         """
         await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
@@ -178,27 +183,27 @@ class CatalogContext:
             await self.objects.create(location, data)
             await self.transact(operations)
         except (CommitUnknown, ObjectExists):
-            raise  # An orphaned file is harmless. An existing file belongs to another writer.
+            raise  # An orphaned file is harmless, but an existing file belongs to another writer.
         except (SeamarkError, IdempotencyTaken):
-            with suppress(SeamarkError):  # The file stays as an orphan; the client must receive the first error.
+            with suppress(SeamarkError):  # The file stays as an orphan. The client must receive the first error.
                 await self.objects.delete(location)
             raise
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
         """Return whether a transaction with a lost reply was committed; False if the database does not answer.
 
-        `undone` is raised if it was not committed and no longer can be. Except for a commit, this is not a
-        conflict, which clients would interpret as an existing name.
+        If the transaction was not committed and can no longer be, the method raises `undone`. For a commit, this is a
+        conflict. For other requests it is another error, because clients interpret a conflict as an existing name.
 
         A missing instant proves nothing, because the transaction may still run in the database. Therefore a
-        rolled-back instant is inserted with its id. If this succeeds, the lost transaction can no longer commit.
-        If the id exists, the transaction has committed.
+        rolled-back instant is inserted with the id of the instant. If this succeeds, the lost transaction can no
+        longer commit. If the id exists, the transaction has committed.
         """
         for attempt in range(1, _SETTLE_TRIES + 1):
             try:
                 recorded = await self._was_recorded(instant)
             except SeamarkError:
-                # If the query fails, the outcome is unknown; otherwise the caller would delete the files.
+                # If the query fails, the outcome is unknown. Any other error would make the caller delete the files.
                 await self.back_off(attempt)
                 continue
             if not recorded:
@@ -216,18 +221,18 @@ class CatalogContext:
             recorded = await self.store.instant(instant.id)
             if recorded is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            # A purge is recorded in flight. Any instant that is not rolled back belongs to the lost transaction.
+            # A purge is recorded as in flight. An instant that is not rolled back belongs to the lost transaction.
             return recorded.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Wait with exponential backoff and jitter, at most half a second."""
+        """Wait before the next attempt, with exponential backoff and jitter, at most half a second."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
         jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
-        """Return the current pointer.
+        """Return the current pointer of an entry.
 
         Raises:
             NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
@@ -256,7 +261,7 @@ class CatalogContext:
     ) -> str:
         """Return the location of a new table, view or function.
 
-        It is the requested location, after checks, or a new folder below the location of the namespace.
+        The location is the requested location, after checks, or a new folder below the location of the namespace.
         """
         if requested:
             location = requested.rstrip("/") or requested
@@ -300,7 +305,7 @@ class CatalogContext:
     def remember(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """Return the operation that records the first answer, if the caller has sent an idempotency key."""
+        """Return the operation that records the request's first answer, if the caller has sent an idempotency key."""
         key = caller.idempotency
         if key is None:
             return []
@@ -322,7 +327,7 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """Return a page, or everything if neither token nor size is given.
+        """Return a page, or everything if the request has neither a token nor a size.
 
         The REST specification says that clients that do not page receive all items.
         """

@@ -1,9 +1,9 @@
-"""Limits of the rows and bytes that a principal writes to the database within an hour, and of a namespace's size.
+"""Limits for the database: the rows and bytes that a principal writes within an hour, and the size of a namespace.
 
 Tables, views, functions and namespaces stay until a client drops them. So their number is limited for
 each top-level namespace, which usually belongs to one tenant. Other rows (instants, idempotency keys,
-audit records, reports, index files, producers, plans) are removed after a retention or with their table.
-They are limited by the hourly writes.
+audit records, reports, index files, producers, plans) are removed after a retention time or with their table.
+The limit of hourly writes covers them.
 
 These limits never refuse a drop. Each worker has its own counters.
 """
@@ -36,7 +36,10 @@ from seamark.metaserver.store.port import PointerStore
 
 WINDOW_S = 3600.0
 COUNTED_AGAIN_S = 10.0
-"""The time for which a namespace counts as full. To count a million rows takes a tenth of a second."""
+"""The time for which a namespace that was counted as full is not counted again.
+
+Counting a million rows takes 0.1 s.
+"""
 _NAMESPACES_MAX = 10_000
 _ADDS_NOTHING = (
     *("Check", "Drop", "End", "Forget", "Lease", "Move", "Quarantine", "Release", "Remove", "Renew", "Retire"),
@@ -59,7 +62,8 @@ class DatabaseShares:
     def charge(self, operations: Sequence[Operation]) -> None:
         """Count the rows and bytes of a transaction for the principals that caused it."""
         now_s = self._clock.monotonic()
-        # One task commits the changes of several principals together, and runs in the context of one of their requests.
+        # One task commits the changes of several principals together. It runs in the context of one of their
+        # requests.
         instants = (operation.instant.who for operation in operations if isinstance(operation, RecordInstant))
         senders = list(dict.fromkeys(principal for principal in instants if principal)) or [current_principal()]
         for number, operation in enumerate(operations):
@@ -77,10 +81,10 @@ class DatabaseShares:
                     self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
 
     def require_room(self, principal: str) -> None:
-        """Check that the principal has not written its share of this hour.
+        """Check that the principal has not used up its share of writes for this hour.
 
         Raises:
-            TooManyRequests: It has written its share.
+            TooManyRequests: The principal has used up its share.
         """
         if principal == ANONYMOUS.name:
             return
@@ -110,7 +114,7 @@ def _size_bytes(part: object) -> int:
 
 
 class _Size(msgspec.Struct):
-    """The rows and characters at the time `counted_s`, and the additions since then."""
+    """The rows and characters at the time `counted_s`, and the rows and characters that were added since then."""
 
     counted_s: float
     rows: int

@@ -1,13 +1,14 @@
-"""Cached table and view metadata by location: decoded, as JSON, or as JSON with only the referenced snapshots.
+"""Cached table and view metadata by location. They are cached decoded, as JSON, or as JSON with only the referenced
+snapshots.
 
-Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte
+Files at a location are immutable, so the cache needs no invalidation. Entries are evicted by a byte
 budget. However, a table's writers are able to overwrite its metadata files. The name of a file that the
 server wrote therefore contains the digest of its content (`name_suffix`), and a file with other content
 is refused.
 
 Requests must not set properties that control clients (`configures_client`). Older metadata, or metadata
-from another catalog, may contain them. They are removed here, so that no answer and no later metadata
-file contains them.
+from another catalog, may contain such properties. This module removes them, so that no answer and no later
+metadata file contains them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ refer to the JSON, and other fields take about as much as in JSON (measured, `te
 _METADATA_LIMIT_BYTES = 1 << 28
 _PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
-"""The time for which a metadata file that was found on remote storage is assumed to exist.
+"""The time for which the server assumes that a metadata file that it found on remote storage still exists.
 
 Local files are checked each time.
 """
@@ -55,7 +56,7 @@ _NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 
 
 class Documents:
-    """A read-through cache with at most one concurrent read per location, within `budget_bytes`."""
+    """A read-through cache within `budget_bytes`, with at most one concurrent read per location."""
 
     def __init__(
         self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
@@ -131,7 +132,7 @@ class Documents:
         return data
 
     async def document(self, location: str, mode: SnapshotMode) -> bytes:
-        """Return the JSON of the table metadata: complete, or only with the snapshots of branches and tags."""
+        """Return the JSON of the table metadata, either complete or only with the snapshots of branches and tags."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -139,7 +140,7 @@ class Documents:
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
-        """Return the result of `document` for decoded metadata."""
+        """Return the JSON of decoded metadata, as `document` does."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -170,10 +171,10 @@ class Documents:
         if seen_s is None or now_s - seen_s >= _RECHECK_S:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
-            self._check(location)  # Requests of a table in use then never wait for the storage.
+            self._check(location)  # So requests for a table in use never wait for the storage.
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
-        """Wait for a check of the storage.
+        """Wait until the storage is checked.
 
         If the request allows stale answers, the wait is short.
         """
@@ -216,12 +217,12 @@ class Documents:
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
-        """Cache metadata after they were written."""
+        """Cache metadata after they were written to storage."""
         self._cache.put(("table", location), metadata, memory_of(metadata, len(document)))
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
-        """Evict a file after its deletion."""
+        """Evict the metadata of a file that was deleted."""
         self._seen.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
@@ -243,7 +244,7 @@ class Documents:
 
     async def _read(self, location: str) -> bytes:
         named = _NAMED.search(location)
-        # The error may be caused by a cache.
+        # A cache may have caused the error.
         for objects in self._sources:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
@@ -283,13 +284,13 @@ def _drop_client_properties(metadata: M) -> M:
 
 
 def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
-    """Return the approximate memory of decoded table metadata whose JSON has this size. The error is below a tenth."""
+    """Return the approximate memory of decoded table metadata whose JSON has this size. The error is less than 10 %."""
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
 
 def _missing(location: str) -> NotFound:
-    # Iceberg Java's readers have this message, and clients search for it.
+    # Iceberg Java's readers use this message, and clients search for it.
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
@@ -300,7 +301,7 @@ def _digest(data: bytes) -> str:
 def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
     """Return the end of the name of a file with this content: the digest and `kind`.
 
-    PyIceberg and Trino expect the name of a codec at this place, and ignore other text.
+    PyIceberg and Trino expect the name of a codec at the place of the digest, and ignore other text.
     """
     return f".{_digest(data)}{kind}"
 

@@ -1,14 +1,16 @@
-"""Dropped tables, views and functions: their rows stay until the retention ends, for undrop; then they are purged.
+"""Dropped tables, views and functions.
 
-If files of an entry are left after that, the entry is retained: it cannot be restored, and its locations
-stay claimed for its namespace until its files are removed, or an admin releases the locations.
+Their rows stay until the retention ends, so that they can be undropped. Then they are purged.
+
+If files of an entry are left after the purge, the entry is retained: it cannot be restored, and its locations stay
+claimed for its namespace until its files are removed, or an admin releases the locations.
 
 Files of dropped tables are deleted only here, and only if no live name shares them: the transaction that
-deletes the row checks the UUID. A purge is an instant: in flight after the row is deleted, completed
+deletes the row checks the UUID. A purge is an instant. It is in flight after the row is deleted, and completed
 after the files are deleted. A purge that a crash interrupted is found in flight and repeated, because
 deletion is idempotent.
 
-The retention counts passed time (`PassedTime`): a clock that jumps ahead does not end it.
+The retention counts passed time (`PassedTime`), so a clock that jumps ahead does not end it.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Dropped:
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
-        """Return entries that can no longer be restored, but keep their locations because they still have files."""
+        """Return the entries that can no longer be restored, but keep their locations because they still have files."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._context.store.list_retained(namespace, after, limit)
@@ -78,7 +80,7 @@ class Dropped:
         return await self._context.page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """End the claims of an entry, and leave its files in place.
+        """End the claims of an entry. Its files stay where they are.
 
         Raises:
             BadRequest: The entry can still be restored.
@@ -96,7 +98,8 @@ class Dropped:
     async def release_unused(self) -> int:
         """End the claims of retained entries that have no files left. This is a task of housekeeping.
 
-        Returns their number.
+        Returns:
+            The number of these entries.
         """
         now_ms = self._context.clock.now_ms()
         released = 0
@@ -148,7 +151,8 @@ class Dropped:
     async def purge_expired(self) -> int:
         """Repeat interrupted purges, then purge expired rows. This is a task of housekeeping.
 
-        Returns the number of both.
+        Returns:
+            The number of repeated purges and of purged rows together.
         """
         unfinished = await self._context.store.instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _BATCH
@@ -157,7 +161,8 @@ class Dropped:
             await self._delete_files(instant)
         passed = await look_at_clock(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
-        # If the retention was changed, these may include entries that are not yet expired, and omit expired entries.
+        # If the setting was changed, the rows may include entries that have not expired yet, and expired entries
+        # may be missing.
         rows = await self._context.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
         expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
@@ -169,7 +174,8 @@ class Dropped:
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            # A retained view or function has only its locations left, because its files are never deleted.
+            # A retained view or function has only its locations left, because files of views and functions are never
+            # deleted.
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([ended])
             return
@@ -181,17 +187,19 @@ class Dropped:
                 [ForgetDropped(dropped_id=row.id, unshared=True), RecordInstant(instant=instant)]
             )
         except CommitConflict:
-            # Another name has registered the same table and keeps the files, so only the row is deleted.
+            # The same table is registered under another name, which needs the files. So only the row is deleted.
             await self._context.transact([ForgetDropped(dropped_id=row.id)])
             return
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Delete the files of an entry: manifests after the files that they list, and the metadata file last.
+        """Delete the files of an entry.
 
-        So the remaining files can still be found.
+        Manifests are deleted after the files that they list, and the metadata file last.
 
-        If the storage is unavailable, the instant stays in flight, and a later round continues.
+        With this order, the remaining files can still be found.
+
+        If the storage is unavailable, the instant stays in flight, and a later round continues the purge.
         """
         deleted = failed = 0
         assert instant.metadata_location is not None
@@ -207,7 +215,7 @@ class Dropped:
         except RetryLater:
             return
         except SeamarkError:
-            # With unreadable metadata, no files are found. They stay, and the instant records the failure.
+            # If the metadata cannot be read, no files are found. The files stay, and the instant records the failure.
             failed += 1
         self._context.documents.forget(instant.metadata_location)
         try:
@@ -230,7 +238,7 @@ class Dropped:
     async def _release(self, instant: Instant) -> ReleaseLocations:
         """Return the operation that releases the claims after a purge.
 
-        A purge deletes only files that the metadata names, so other entries keep their claims.
+        A purge deletes only files that the metadata names. So entries that still have other files keep their claims.
         """
         assert instant.metadata_location is not None
         entry = Entry(
@@ -259,7 +267,7 @@ def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
 def no_such_dropped(dropped_id: str) -> NotFound:
     """Return the error for an unknown id.
 
-    The answer for an id in a namespace that the caller cannot see must be the same.
+    For an id in a namespace that the caller cannot see, the error must be the same.
     """
     return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
@@ -267,9 +275,9 @@ def no_such_dropped(dropped_id: str) -> NotFound:
 def drop_operations(
     context: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
-    """Return the operations that drop a name and keep its row for the retention.
+    """Return the operations that drop a name and keep its row until the retention ends.
 
-    Without a retention, they only record a purge, which is due now.
+    If there is no retention, they only record a purge, which is due now.
     """
     retention_ms = context.settings.drop_retention_s * 1000
     keep = None

@@ -1,8 +1,7 @@
 """The encrypted columns that a table declares, and uses of columns that would publish their values.
 
-The server has no keys, so it can only see in properties which columns are encrypted: its own property,
-and the properties with which parquet-java encrypts files. Jobs have keys, and examine the files
-(`connector/parquet/copy/protection.py`).
+The server has no keys. So only properties show which columns are encrypted: Seamark's own property, and the properties
+with which parquet-java encrypts files. Jobs have keys, and examine the files (`connector/parquet/copy/protection.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from seamark.formats.iceberg.metadata.properties import as_bool, as_names
 from seamark.formats.runtime.errors import BadRequest
 
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
-"""The property with the names of encrypted columns, separated by commas."""
+"""The property that lists the names of encrypted columns, separated by commas."""
 _COLUMN_KEYS, _UNIFORM_KEY = "parquet.encryption.column.keys", "parquet.encryption.uniform.key"
 _COMPLETE = "parquet.encryption.complete.columns"
 Use = tuple[str, int]
@@ -23,7 +22,7 @@ Use = tuple[str, int]
 
 
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
-    """Return the ids of the declared columns, of their nested columns, and of the columns that contain them."""
+    """Return the ids of the declared columns, of the columns nested in them, and of the columns that contain them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
     if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
         return frozenset(columns)
@@ -69,15 +68,16 @@ def check_encrypted_columns(
 ) -> None:
     """Check that a commit publishes no values of encrypted columns.
 
-    Earlier uses of the table are not checked; jobs refuse them.
+    Uses that the table had before the commit are not checked; jobs refuse them.
 
     Args:
         metadata: The table's metadata after the commit.
         base: The metadata before the commit. None for a new table.
-        list_indexed: Returns the ids of the columns of a table's indexes.
+        list_indexed: Returns the ids of the columns on which the table has indexes.
 
     Raises:
-        BadRequest: The commit adds a use of an encrypted column that publishes its values or their order, or declares a
+        BadRequest: The commit adds a use that publishes the values or the order of an encrypted column, or it
+            declares a
             column as encrypted that has such a use.
     """
     properties = metadata.properties

@@ -32,7 +32,7 @@ class _Definition(msgspec.Struct, rename="kebab"):
 
 
 class _Document(msgspec.Struct, rename="kebab"):
-    """The required parts of a function document. Other fields are kept."""
+    """The required fields of a function document. Other fields are stored unchanged."""
 
     function_uuid: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
@@ -78,7 +78,7 @@ class Functions:
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
         if current is None and await self._context.store.names_of(checked.function_uuid):
-            # The UUID identifies the history of an entry, and decides whether a table's files may be deleted.
+            # The UUID identifies the history of an entry, and it decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
         location = f"{folder}/metadata/{self._context.clock.uuid7()}{name_suffix(body, '.function.json')}"

@@ -1,6 +1,6 @@
-"""Runs work on the content of requests whose duration grows with their size.
+"""Runs work on the content of requests if the duration of the work grows with the size of the request.
 
-For example, it takes seconds to check a schema of 50,000 columns.
+For example, checking a schema of 50,000 columns takes seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 LARGE_BYTES = 128 << 10
-"""The size of JSON from which a request counts as large. A smaller request takes milliseconds."""
+"""The minimum size of a large request as JSON. Work on a smaller request takes milliseconds."""
 
 
 class LargeRequests(FairLock):
-    """Runs the work of one large request at a time, alternately for all principals."""
+    """Runs the work of one large request at a time. Principals take turns."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which has no side effects.

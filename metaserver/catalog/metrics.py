@@ -13,7 +13,7 @@ from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _PAGE_BYTES = 4 << 20
-"""The maximum size of the reports in an answer, which are decoded and encoded on the event loop."""
+"""The maximum size of all reports in one answer. Reports are decoded and encoded on the event loop."""
 _TYPES = ("scan-report", "commit-report")
 
 
@@ -27,13 +27,13 @@ class MetricsReports:
     ) -> Entry | None:
         """Store a report of `size` bytes, and return the table.
 
-        Each table keeps its newest `metrics_reports_limit` reports. Reports on tables that do not exist are
-        dropped: in a CTAS, an engine reports its scans before it commits the table.
+        For each table, the newest `metrics_reports_limit` reports are kept. Reports on tables that do not exist are
+        not stored: in a CTAS, an engine reports its scans before it commits the table.
 
         Raises:
             BadRequest: The report-type is unknown, or a snapshot-id is not a 64-bit integer.
             NoSuchNamespace: The namespace does not exist.
-            TooManyRequests: The caller has sent `metrics_rate_bytes` within a minute.
+            TooManyRequests: The caller has sent more than `metrics_rate_bytes` within a minute.
         """
         report_type = report.get("report-type")
         if report_type not in _TYPES:
@@ -69,7 +69,7 @@ class MetricsReports:
     ) -> Page[MetricsReport]:
         """Return a page of the reports of a table.
 
-        A page has at most as many reports of the maximum size as fit into `_PAGE_BYTES`; see
+        A page has at most as many reports as fit into `_PAGE_BYTES` if all of them have the maximum size. See
         `CatalogContext.page`.
         """
         uuid = (await self._context.require_entry(EntryKind.TABLE, namespace, name)).uuid

@@ -51,7 +51,7 @@ class Namespaces:
         return created
 
     async def get(self, path: NamespacePath) -> Namespace:
-        """Return the namespace. Its properties always contain a `location`, which Trino's CTAS needs."""
+        """Return the namespace. Its properties always include a `location`, which Trino needs for CTAS."""
         return self.with_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
@@ -64,9 +64,12 @@ class Namespaces:
         page_size: int | None,
         visible: Collection[str] | None = None,
     ) -> Page[NamespacePath]:
-        """Return the direct children whose names are in `visible`, or all children. The empty parent is the catalog.
+        """Return the direct children whose names are in `visible`, or all children.
 
-        Only visible names are looked up, so neither the pages nor their time reveal the number of the others.
+        An empty `parent` means the catalog.
+
+        Only visible names are looked up, so neither the pages nor their duration reveal the number of the other
+        children.
 
         Raises:
             NoSuchNamespace: The parent does not exist.
@@ -138,7 +141,8 @@ class Namespaces:
         """Drop a namespace.
 
         Raises:
-            NamespaceNotEmpty: It contains tables, views, functions or namespaces. Dropped entries do not count.
+            NamespaceNotEmpty: The namespace contains tables, views, functions or namespaces. Dropped entries do not
+                count.
         """
         await self._context.transact([DropNamespace(path=path), *self._context.remember(caller, status=204)])
 

@@ -1,4 +1,4 @@
-"""The pointers of tables: their UUIDs, and the locations of the metadata files that they refer to."""
+"""The pointers of tables: their UUIDs, and the locations of the metadata files that the pointers refer to."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 async def check_name_free(
     context: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
 ) -> None:
-    """Check that the name is free, before anything is written.
+    """Check that the name is free, before any file is written.
 
-    The transaction checks again.
+    The transaction checks this again.
 
     Raises:
         AlreadyExists: The name exists.
@@ -68,7 +68,8 @@ def metadata_location(
 ) -> str:
     """Return a new location for a metadata file. No location is written twice.
 
-    The number follows that of the previous file, so that the highest number is the newest file.
+    The number in its name is higher than the number of the previous file, so that the highest number is the newest
+    file.
 
     Raises:
         BadRequest: write.metadata.path is outside the warehouse.
@@ -93,9 +94,9 @@ def check_metadata_folder(context: CatalogContext, location: str, properties: di
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     """Check that the metadata belongs to the table of the entry.
 
-    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. If
-    the table's UUID was derived, a commit may have given the table another UUID. Then the name of the
-    metadata file contains the digest of its content.
+    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. If the
+    table's UUID was derived from its location, a commit may have given the table another UUID. In this case, the name
+    of the metadata file contains the digest of its content, which proves that the server wrote it.
 
     Raises:
         Forbidden: The metadata belongs to another table.
@@ -103,21 +104,21 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
-            f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with that of another table; "
-            "register an older metadata file"
+            f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with the metadata of another "
+            "table; register an older metadata file"
         )
 
 
 def table_uuid(metadata: TableMetadata) -> str:
     """Return the table's UUID.
 
-    Version 1 metadata may have no UUID; then it is derived from the location.
+    Version 1 metadata may have no UUID. Then the UUID is derived from the location.
     """
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 
 def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
-    """Return the UUID in the database if the table exists, otherwise that of the metadata.
+    """Return the UUID in the database if the table exists, otherwise the UUID in the metadata.
 
     The table's writers could put another table's UUID into its metadata, and the UUID decides which files,
     locations and instants belong to the table.
@@ -128,6 +129,6 @@ def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
 def is_derived(uuid: str) -> bool:
     """Return whether `table_uuid` derived the UUID from a location.
 
-    The metadata may have received a UUID later.
+    If it did, the metadata may have received another UUID later.
     """
     return uuid[14:15] == "5"

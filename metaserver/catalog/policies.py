@@ -1,6 +1,6 @@
 """Policies of table services and of the gateway's cache: properties of a table, or of a namespace for all its tables.
 
-The value nearest to the table is effective: that of the table, then that of its namespace, then those of
+The value nearest to the table is effective: the value of the table, then the value of its namespace, then the values of
 the namespaces above.
 """
 
@@ -24,8 +24,9 @@ PREFIXES = ("seamark.cache.preload", "seamark.services.", *list_inherited_prefix
 """The prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"
-"""The property with the setter of each property of the policy, as a JSON object. The server maintains it
-(`record_setters`).
+"""The property that contains the setter of each property of the policy, as a JSON object.
+
+The server maintains it (`record_setters`).
 """
 
 
@@ -37,7 +38,7 @@ _RECORDED = (
 
 
 class Inherited(NamedTuple):
-    """A property of a namespace, and the namespace."""
+    """A policy that tables inherit: a property of a namespace, and this namespace."""
 
     value: str
     namespace: NamespacePath
@@ -53,9 +54,12 @@ INHERITED_MAX = 200
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
     """Return the policies for the tables of a namespace with these properties.
 
-    `above` are the policies of its parent.
+    If there are more than `INHERITED_MAX` policies, the policies nearest to the tables are kept.
 
-    If there are more than `INHERITED_MAX`, the policies nearest to the tables are kept.
+    Args:
+        above: The policies for the tables of the parent namespace.
+        namespace: The namespace.
+        properties: The properties of the namespace.
     """
     named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not named:
@@ -118,7 +122,7 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
 
 
 def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
-    """Return the principals that set the properties that the table has and inherits, by property.
+    """Return, by property, the principal that set each property that the table has or inherits.
 
     Properties with unknown setters are left out.
     """
@@ -127,7 +131,7 @@ def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, 
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
-    """Return the metadata for table services, with the inherited properties. They must not be written."""
+    """Return the metadata for table services, with the inherited properties. This metadata must not be written."""
     if not policies:
         return metadata
     inherited = {name: policy.value for name, policy in policies.items()}

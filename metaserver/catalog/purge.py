@@ -39,16 +39,16 @@ _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 def own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
-    """Return the folders to which the table currently writes, and that are in the warehouse."""
+    """Return the folders in the warehouse to which the table currently writes."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if context.warehouse.contains(folder)]
 
 
 def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
-    """Return a function that reports whether a location is in the warehouse, below the table's location or a
-    `write.*.path` property.
+    """Return a function that returns whether a location belongs to the table.
 
-    Metadata can name any file, and a purge must not delete files of another table.
+    Such a location is in the warehouse, and below the table's location or a `write.*.path` property. Metadata can
+    name any file, and a purge must not delete files of another table.
     """
     roots = [parse_location(folder) for folder in own_folders(context, metadata)]
 
@@ -66,15 +66,15 @@ async def deletable_files(
     without_claims: bool = False,
     exclusive: bool = False,
 ) -> Callable[[str], bool]:
-    """Return a function that reports whether a location is one of the table's deletable files.
+    """Return a function that returns whether a location is one of the table's deletable files.
 
-    The location must be one of the table's own (`make_owns`) and in no location of another UUID. It must also
-    be in a location that the database records as claimed by the table, because the table's writers can
-    overwrite its metadata file.
+    Such a location belongs to the table (`make_owns`), and it is in no location of another UUID. The database must
+    also record it as claimed by the table, because the table's writers can overwrite its metadata file.
 
     Args:
-        without_claims: Whether only metadata decide if the table has no claims, because an earlier version dropped it.
-        exclusive: Whether to exclude folders that other tables share, or where they may name files.
+        without_claims: Whether only metadata decide if the table has no claims, because an earlier version dropped
+            it.
+        exclusive: Whether to exclude folders that other tables share, or where other tables may name files.
 
     Raises:
         RetryLater: The storage is unavailable.
@@ -97,16 +97,16 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
     """Check that the table's properties allow the deletion of its files.
 
     Raises:
-        BadRequest: The properties forbid it.
+        BadRequest: The properties forbid the deletion.
     """
     try:
         metadata = await context.documents.table(entry.metadata_location)
     except (NotFound, Corrupt, Forbidden):
-        return  # Without readable metadata nothing is purged, but the drop must be possible.
+        return  # Without readable metadata nothing is purged, but dropping the table must be possible.
     if not is_collectable(metadata):
         raise BadRequest(
-            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so others may use its files; "
-            "drop it without purge"
+            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may use its "
+            "files; drop it without purge"
         )
 
 
@@ -116,11 +116,11 @@ def is_collectable(metadata: TableMetadata) -> bool:
 
 
 async def reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
-    """Yield the locations of data and delete files, manifests, index files, files of plan tables, manifest lists,
-    statistics and older metadata files, and finally the metadata file itself.
+    """Yield the locations of all files that the metadata refers to, and finally of the metadata file itself.
 
-    Only `deletable_files` are included, and no file if `gc.enabled` is false. Missing or damaged manifests
-    are skipped.
+    The order is: data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
+    older metadata files. Only `deletable_files` are included, and no file if `gc.enabled` is false. Missing or
+    damaged manifests are skipped.
 
     Raises:
         RetryLater: The storage is unavailable.
@@ -170,7 +170,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
 
 
 async def _read_field(context: CatalogContext, location: str, *fields: str) -> list[str]:
-    """Return the values of one field, given by its path, in all rows of an Avro file."""
+    """Return the values of one field in all rows of an Avro file. `fields` is the path of the field."""
     try:
         data = await context.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 _GRAIN_S = 5.0
 """The length of an interval. Amounts that end within the same interval end together, at its end."""
 _HOLDERS_MIN = 1000
-"""The minimum number of holders from which expired holders are removed."""
+"""With at least this many holders, holders without current amounts are removed."""
 
 
 class _Usage:
@@ -28,7 +28,7 @@ class _Usage:
 
 
 class Quota:
-    """A limit of `share` for each holder. The holder None has no limit."""
+    """A limit of `share` for each holder. If the holder is None, there is no limit."""
 
     def __init__(self, share: int) -> None:
         self._share = share

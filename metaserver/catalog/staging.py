@@ -1,8 +1,8 @@
 """Signed passes for staged tables, whose files are written before any pointer refers to them.
 
-A staged table is not stored, so the server cannot look it up for a signing request of its files. The
-client sends the data instead, signed with a key that all replicas share: table, location and expiry. A
-pass gives access to one new location (its UUID was generated at staging), and to no location of another
+A staged table is not stored, so the server cannot look it up for a signing request of its files. Instead, the client
+sends the data that the server needs (table, location and expiry), signed with a key that all replicas share. A
+pass gives access to one new location, whose UUID was generated at staging, and to no location of another
 table.
 """
 
@@ -34,7 +34,7 @@ class StagingPasses:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """Return a pass in a form for URLs."""
+        """Return a pass, in a form that is valid in URLs."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),

@@ -109,12 +109,12 @@ class Tables:
         """Create a name for existing metadata.
 
         Args:
-            overwrite: Whether the name may exist.
+            overwrite: Whether the name may exist already.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
-            AlreadyExists: The name exists, or the metadata is that of a table with another live name. Two names
-                would commit to the same files, and the table that had the name would be lost.
+            AlreadyExists: The name exists, or the metadata belongs to a table with another live name. Two names
+                would commit to the same files. With `overwrite`, the table that had the name would be lost.
         """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "table name")
@@ -152,7 +152,7 @@ class Tables:
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
-        """Remove a new name again if its files may be deleted.
+        """Remove a new name again if the files of its table may be deleted.
 
         A concurrent purge or cleaning commit may have missed the new name.
         """
@@ -166,7 +166,7 @@ class Tables:
                 name=entry.name,
                 expected_location=entry.metadata_location,
             )
-            with contextlib.suppress(CommitConflict, NotFound):  # The name has changed, so it was usable.
+            with contextlib.suppress(CommitConflict, NotFound):  # If the name has changed, it was usable.
                 await self._context.transact([drop, unregistered])
             raise
 
@@ -201,7 +201,7 @@ class Tables:
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
         """Drop a table. It can be restored until its retention ends.
 
-        After that, its files are deleted if `purge` is true.
+        If `purge` is true, the files of the table are deleted after the retention.
         """
         requested_ms = self._context.clock.now_ms()
         entry = await self.entry(namespace, name)
@@ -239,7 +239,7 @@ class Tables:
         return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
 
     async def _registrable(self, location: str) -> TableMetadata:
-        # The storage is checked, because the cache may still contain a file that no longer exists.
+        # Check the storage, because the cache may still contain a file that no longer exists.
         if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")
         try:

@@ -1,4 +1,4 @@
-"""Values in the interface of the catalog."""
+"""Data types in the interface of the catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
-    """The Idempotency-Key header of a request. It is recorded in the transaction of the request's effects."""
+    """The Idempotency-Key header of a request.
+
+    It is recorded in the transaction that contains the request's effects.
+    """
 
     key: str
     scope: str
@@ -32,7 +35,7 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The principal of a request, for the timeline, and the request's idempotency key, if any."""
+    """The principal of a request, for the timeline, and the request's idempotency key if it has one."""
 
     who: str
     request_id: str
@@ -99,7 +102,7 @@ class CreateView(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """The part of an engine's commit that concerns one table, as JSON of the REST specification."""
+    """The changes of one table in an engine's commit, as JSON of the REST specification."""
 
     namespace: NamespacePath
     name: str
@@ -108,7 +111,7 @@ class TableChange(msgspec.Struct, frozen=True):
 
 
 class TableCommit(msgspec.Struct, frozen=True):
-    """The part of an engine's commit that concerns one table."""
+    """The changes of one table in an engine's commit."""
 
     namespace: NamespacePath
     name: str

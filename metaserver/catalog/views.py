@@ -66,8 +66,8 @@ class Views:
         metadata = await self._context.documents.view(entry.metadata_location)
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
-                f"The metadata file of {show(entry.namespace, entry.name)} was overwritten by another view's; "
-                "register an older metadata file"
+                f"The metadata file of {show(entry.namespace, entry.name)} was overwritten by the file of another "
+                "view; register an older metadata file"
             )
         if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
             raise Forbidden(

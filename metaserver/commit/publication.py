@@ -1,8 +1,8 @@
-"""Publication: writes the metadata files of a commit and moves its pointers, in one transaction of the pointer store.
+"""Publishes commits: writes their metadata files and moves their pointers, in one transaction of the pointer store.
 
-Commits of engines and changes of writers end here; a commit is durable when the transaction is durable. A publication
-has three outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only if it is certain
-that no pointer refers to them. If the outcome is unknown, they stay, and the client receives CommitUnknown.
+Commits of engines and changes of writers both end here. A commit is durable when the transaction is durable. A
+publication has three outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only if it
+is certain that no pointer refers to them. If the outcome is unknown, they stay, and the client receives CommitUnknown.
 """
 
 from __future__ import annotations
@@ -46,25 +46,33 @@ from seamark.metaserver.store.port import IdempotencyTaken
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"
 _PRIORITY_AFTER, _PRIORITY_MS = 3, 3000
-"""Lost races before a commit takes priority, and how long that lasts: several attempts on slow storage."""
+"""The number of lost races after which a commit takes priority, and the duration of the priority. On slow storage, it
+lasts for several attempts.
+"""
 _BACK_OFF_MAX = 5
 """The attempt after which the pause between attempts no longer grows."""
 _UPDATES_RECORDED = 50
 """The maximum number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 _SUMMARY_CHARACTERS_MAX = 100
-"""The maximum length of a value of a summary. A writer may send megabytes, and readers of the timeline get a thousand
-instants.
+"""The maximum length of a value in a summary on the timeline.
+
+A writer may send megabytes, and readers of the timeline receive a thousand instants.
 """
 OTHER_ROWS = "other-rows"
-"""A key of the timeline's summary: why a snapshot of the operation `replace` cannot have the rows of its parent."""
+"""A key in the timeline's summary.
+
+Its value is the reason why a `replace` snapshot cannot have the rows of its parent.
+"""
 
 SNAPSHOT_ADDED = ("add-snapshot", "set-snapshot-ref")
 MANIFESTS_REWRITTEN = ("rewrite-manifests",)
-"""The updates of an event by which the server lists the same files in other manifests. No update of the REST
-specification has this name, so no client can record it."""
+"""The updates of an event in which the server lists the same files in other manifests.
+
+No update of the REST specification has this name, so no client can record it.
+"""
 FILES_REPLACED = ("replace-files",)
-"""The updates of a change that replaces files by files with the same rows, such as a compaction.
+"""The updates of an event in which a change replaces files by files with the same rows, such as a compaction.
 
 No engine can record them.
 """
@@ -77,7 +85,7 @@ class CommitEvent(msgspec.Struct, frozen=True):
     requested_ms: int
     snapshot_id: int | None
     summary: Mapping[str, Any] = {}
-    """The snapshot's summary. The timeline keeps the operation and the counts."""
+    """The summary of the snapshot. The timeline keeps its operation and its counts."""
     updates: tuple[str, ...] = SNAPSHOT_ADDED
     """The actions of the metadata updates."""
     fingerprint: str | None = None
@@ -94,14 +102,14 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     metadata: TableMetadata
     events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
-    """Files that the metadata refers to and the server writes."""
+    """Files that the server writes and the metadata refers to."""
     document: bytes = b""
     location: str = ""
     """The location to which `document` is written. Empty if the metadata does not change."""
     unneeded: Sequence[str] = ()
-    """Metadata files that left the metadata log and may be deleted."""
+    """Metadata files that are no longer in the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
-    """Claims of the locations that the table gets."""
+    """The claims of the locations that the table will have."""
 
     def make_entry(self, now_ms: int) -> Entry:
         """Return the entry after this commit."""
@@ -109,7 +117,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
 
 
 class EnginePriority(Protocol):
-    """Makes changes wait for an engine that reads, computes and commits snapshots itself."""
+    """Makes the changes of writers wait for an engine that reads the table and computes its snapshots itself."""
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None: ...
 
@@ -120,8 +128,8 @@ class Races:
     """The races of one commit against other processes.
 
     A process that has lost several races takes priority in the database. The other processes then lose their races
-    until its `async with` block ends, or for `_PRIORITY_MS`. So no process loses every race, however fast the others
-    commit.
+    until its `async with` block ends, or for `_PRIORITY_MS`. Therefore no process loses every race, even if other
+    processes commit very fast.
     """
 
     def __init__(self, context: CatalogContext, holder: str) -> None:
@@ -132,9 +140,10 @@ class Races:
         self._with_priority: set[str] = set()
 
     async def record_loss(self, uuids: Iterable[str]) -> bool:
-        """Count a LostRace for tables with these UUIDs, and wait.
+        """Count a LostRace for tables with these UUIDs, and wait before the next attempt.
 
-        Return False after the commit's last attempt.
+        Returns:
+            False after the last attempt of the commit.
         """
         self._lost += 1
         is_late = self._context.clock.monotonic() >= self._until_s
@@ -142,7 +151,7 @@ class Races:
             return False
         if self._lost >= _PRIORITY_AFTER:
             for uuid in uuids:
-                # Another process has priority, or the database does not answer.
+                # Another process has priority, or the database does not respond.
                 with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._with_priority.add(uuid)
@@ -160,8 +169,9 @@ class Races:
 
 
 class Publisher:
-    """Publishes commits. There is one for each server: commits of engines and changes share it, because they take the
-    same locks.
+    """Publishes commits. A server has one instance.
+
+    Commits of engines and changes of writers share it, because they take the same locks.
     """
 
     def __init__(self, context: CatalogContext) -> None:
@@ -176,15 +186,15 @@ class Publisher:
         await self._cleanup.close()
 
     def lock(self, namespace: NamespacePath, name: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Exclude other commits of this process to a table. See `lock_all`."""
+        """Lock a table against other commits of this process. See `lock_all`."""
         return self.lock_all([(namespace, name)])
 
     @contextlib.asynccontextmanager
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
-        """Exclude other commits of this process to the tables: a lost race would waste a metadata file.
+        """Lock tables against other commits of this process, because a lost race would waste a metadata file.
 
         Raises:
-            RetryLater: Other commits have had a lock for a long time.
+            RetryLater: Other commits have held one of the locks for a long time.
         """
         timeout_s = self._context.settings.storage_timeout_s
         async with contextlib.AsyncExitStack() as stack:
@@ -194,19 +204,20 @@ class Publisher:
                         lock = self._locks.setdefault(name, asyncio.Lock())
                         await stack.enter_async_context(lock)
             except TimeoutError:
-                # While the storage hangs, the wait would otherwise add up over all queued commits.
+                # Without a limit for each commit, the waits of all queued commits would add up while the storage does
+                # not respond.
                 raise RetryLater(
                     f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
                 ) from None
             yield
 
     def is_locked(self, namespace: NamespacePath, name: str) -> bool:
-        """Return whether a commit of this process has the lock of the table."""
+        """Return whether a commit of this process holds the lock of the table."""
         lock = self._locks.get((namespace, name))
         return lock is not None and lock.locked()
 
     def races(self) -> Races:
-        """Return the counter of the races that a commit loses against other processes."""
+        """Return a counter of the races that a commit loses against other processes."""
         return Races(self._context, self._holder)
 
     async def publish(
@@ -227,17 +238,17 @@ class Publisher:
 
         Args:
             caller: The principal that commits.
-            entry: The pointer that led to `base`.
+            entry: The pointer from which `base` was read.
             base: The table's current metadata.
             metadata: The new metadata, which is derived from `base`.
             events: The events that the timeline records, at least one.
             operations: Further operations of the transaction that moves the pointer.
-            stored: Waits for files that the metadata refers to and that are being written, or raises.
+            stored: Waits for files that the metadata refers to and that are being written. It raises if a write fails.
             is_checked: Whether the caller has called `check_writable` for `base`.
 
         Raises:
             CommitConflict: The pointer has moved, or an operation conflicts.
-            CommitUnknown: The outcome is unknown. After any other error nothing was committed.
+            CommitUnknown: The outcome is unknown. After any other error, nothing was committed.
         """
         if metadata is base:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
@@ -259,16 +270,18 @@ class Publisher:
         files: Sequence[tuple[str, bytes]] = (),
         is_checked: bool = False,
     ) -> PreparedCommit:
-        """Prepare the publication of `metadata`. It may only write locations and properties that the caller may write.
+        """Prepare the publication of `metadata`.
+
+        The locations and properties in `metadata` must be allowed for the caller.
 
         Args:
             caller: The principal that commits.
             full_name: The namespace and the name of the table.
-            entry: The pointer that led to `base`. None for a new table.
-            base: The table's metadata before the commit. None for a new table.
+            entry: The pointer from which `base` was read, or None for a new table.
+            base: The table's metadata before the commit, or None for a new table.
             metadata: The table's metadata after the commit. If it is `base` itself, nothing is written.
             events: The events that the timeline records.
-            files: Files that the metadata refers to and the server writes.
+            files: Files that the server writes and the metadata refers to.
             is_checked: Whether the caller has called `check_writable` for `base`.
         """
         (namespace, name), uuid = full_name, uuid_of(entry, metadata)
@@ -306,8 +319,8 @@ class Publisher:
     async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
         """Return the removed metadata files that belong to the table.
 
-        The metadata file provides the log and the location, and the table's writers can overwrite it. So the file must
-        also be in a location that the database records as claimed by the table.
+        The metadata log and the location come from the metadata file, which the writers of the table can overwrite.
+        Therefore each file must also be in a location that the table claims in the database.
         """
         owns = make_owns(self._context, metadata)
         own = [location for location in removed if owns(location)]
@@ -319,19 +332,19 @@ class Publisher:
         operations: Sequence[Operation],
         stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
-        """Write the files, then move the pointers.
+        """Write the files, and then move the pointers.
 
-        The caller holds the locks of `lock_all`. The function makes one attempt. The outcomes are those of `publish`.
-        The files are deleted if the transaction is known to have failed.
+        The caller holds the locks of `lock_all`. The function makes one attempt. The errors are those of `publish`. The
+        written files are deleted if the transaction is known to have failed.
         """
         files: list[tuple[str, bytes]] = []
         for prepared in commits:
-            if prepared.location:  # Write it as the last of the table's files, because it refers to the others.
+            if prepared.location:  # The metadata file is written last, because it refers to the other files.
                 files += [*prepared.files, (prepared.location, prepared.document)]
         written: list[str] = []
         try:
             for location, data in files:
-                # Record the file before the write: a write with an unknown outcome may have created it.
+                # The file is recorded before the write, because a write with an unknown outcome may have created it.
                 written.append(location)
                 try:
                     await self._context.objects.create(location, data)
@@ -406,13 +419,13 @@ class Publisher:
         return LoadedTable(entry=entry, metadata=prepared.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
-        """Return whether another name refers to the table, which may still need the files."""
+        """Return whether another name refers to the table. The other name may still need the files."""
         return await self._context.store.names_of(uuid) > 1
 
 
 @contextlib.asynccontextmanager
 async def open_publisher(context: CatalogContext) -> AsyncIterator[Publisher]:
-    """Open a publisher; wait for the deletion of metadata files on exit."""
+    """Open a publisher. On exit, wait for the deletion of metadata files."""
     publisher = Publisher(context)
     try:
         yield publisher
@@ -435,7 +448,7 @@ def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:
 
 
 def _list_indexed_columns(metadata: TableMetadata) -> list[int]:
-    """Return the ids of the columns of the indexes that the table defines."""
+    """Return the ids of the columns that the indexes of the table use."""
     definitions = read_definitions(metadata).by_name.values()
     return [term.column_id for definition in definitions for term in definition.terms]
 
@@ -445,9 +458,9 @@ def _shorten(value: object) -> object:
 
 
 def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
-    """Return the error for a commit that succeeded on a table that the name no longer refers to.
+    """Return the error for a commit that succeeded on a table to which the name no longer refers.
 
-    After a 404 or 409 clients would delete files that the dropped or renamed table still uses.
+    After a 404 or 409, clients would delete files that the dropped or renamed table still uses.
     """
     return CommitUnknown(
         f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"

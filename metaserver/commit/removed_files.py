@@ -1,10 +1,10 @@
-"""Refuses commits of files that an orphan removal has deleted.
+"""Refuses commits of files that a removal of orphan files has deleted.
 
-A removal deletes old files that nothing names. If a writer commits such a file days later, or after the clock was
-wrong for a while, the table would become unreadable. So a removal writes a note to the database that it deletes files
-of the table, before and after each batch, under the lock of the table's commits. While a note is younger than
-`_WRITERS_MS`, a commit checks that the files that it adds exist. It checks before it takes the lock, and again under
-the lock only if the note has changed since.
+A removal deletes old files that nothing refers to. If a writer commits such a file days later, or after the clock was
+wrong for a while, the table would become unreadable. Therefore a removal writes a note to the database, before and
+after each batch, under the lock of the table's commits. The note says that files of the table were deleted. While a
+note is younger than `_WRITERS_MS`, a commit checks that the files that it adds exist. It checks before it takes the
+lock, and again under the lock only if the note has changed since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.passed_time import look_at_clock
 
 _WRITERS_MS = 30 * 24 * 3_600_000
-"""The longest time between a removal and the commit of files that were written before it."""
+"""The maximum time between a removal and the commit of files that were written before the removal."""
 _LOOKUPS_CONCURRENT_MAX = 64
 _SHOWN_CHARACTERS_MAX = 500
 
@@ -31,7 +31,7 @@ _SHOWN_CHARACTERS_MAX = 500
 async def note_removal(context: CatalogContext, uuid: str) -> None:
     """Record that files of the table are about to be deleted, or were deleted.
 
-    A removal calls this before and after each batch.
+    A removal of orphan files calls this before and after each batch.
     """
     name, note = _cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
@@ -44,7 +44,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
 
 async def removal_note(context: CatalogContext, uuid: str) -> str | None:
-    """Return the note of the last removal of files of the table; None without one."""
+    """Return the note of the last removal of orphan files of the table, or None without a note."""
     return await context.store.cursor(_cursor_name(uuid))
 
 
@@ -62,7 +62,7 @@ async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
     """
     for path in await _missing(context, dict.fromkeys(paths)):
         raise BadRequest(
-            f"The commit adds {path[:_SHOWN_CHARACTERS_MAX]!r}, which does not exist: an orphan removal of "
+            f"The commit adds {path[:_SHOWN_CHARACTERS_MAX]!r}, which does not exist: a removal of orphan files of "
             "this table deleted files that were not committed within its minimum age; nothing was committed. Write the "
             "data again, and raise the table property seamark.orphan-files.min-age-ms if writers need longer"
         )
@@ -81,7 +81,7 @@ async def check_snapshots_stored(
     Args:
         context: The context of the catalog.
         published: Reads the manifests of the table.
-        own: Reads the manifests of the engine. Those that cannot be read are skipped.
+        own: Reads the manifests of the engine. Manifests that cannot be read are skipped.
         uuid: The table's UUID.
         base: The table's metadata before the commit.
         added: The snapshots.
@@ -122,8 +122,7 @@ async def _missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
     async def find(path: str) -> str | None:
         try:
             return None if await context.objects.exists(path) else path
-        # The file is outside the warehouse, or the storage does not answer now: it is not known to be
-        # missing.
+        # The file is outside the warehouse, or the storage does not respond now. The file may exist.
         except SeamarkError:
             return None
 

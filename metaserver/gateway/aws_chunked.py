@@ -3,7 +3,7 @@ r"""Decodes and encodes `aws-chunked` bodies: chunks with optional signatures, t
     <size in hex>[;chunk-signature=<64 hex digits>]\r\n <data> \r\n … 0[;chunk-signature=…]\r\n
     [x-amz-checksum-crc32:<base64>\r\n] [x-amz-trailer-signature:<64 hex digits>\r\n] \r\n
 
-The module has no input or output. Each signature covers the previous signature and the hash of the
+The module does no I/O. Each signature covers the previous signature and the hash of the
 chunk's data. The decoder withholds the last piece of a chunk until the chunk's signature is verified. So
 a receiver that needs all data before it stores an object never stores forged data.
 
@@ -39,17 +39,20 @@ _TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
 
 
 class ChunkDecoder:
-    """Decodes a body. `feed` returns data from bytes of the body; `finish` returns the trailers after all bytes.
+    """Decodes a body.
+
+    `feed` takes bytes of the body and returns data. After all bytes, `finish` returns the trailers.
 
     Raises:
-        S3Error: The body is malformed, a signature is wrong, or the data do not have `length` bytes, the decoded length
+        S3Error: The body is malformed, a signature is wrong, or the data do not have `length` bytes, the decoded
+            length
             that the client declared.
     """
 
     def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:
         """Create a decoder.
 
-        `key` is the signing key of the claim. The claim's signature is the first of the chain.
+        `key` is the signing key of the claim. The chain of signatures starts with the claim's signature.
         """
         self._claim = claim
         self._key = key
@@ -186,7 +189,7 @@ class ChunkDecoder:
 class ChunkSigner:
     """Frames a body as aws-chunked.
 
-    With signatures, the first chunk's signature continues from that of the header.
+    If the chunks are signed, the signature of the first chunk covers the signature of the header.
     """
 
     def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:

@@ -1,4 +1,4 @@
-"""The port of the gateway to what answers an authorised S3 request: an S3-compatible store, or a local folder."""
+"""The port of the gateway to a backend, which answers authorised S3 requests: an S3-compatible store, or a folder."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class S3Read:
 class S3Call(S3Read):
     """A request that its keys allow.
 
-    If the call has an XML body, `document` contains it, because the keys in it were checked. All other bodies are in
-    `body`, and are not read yet.
+    If the call has an XML body, `document` contains the body, because the keys in it were checked. All other bodies
+    are in `body`, and are not read yet.
     """
 
     request: web.Request
@@ -46,10 +46,10 @@ class S3Call(S3Read):
 class StartedAnswer:
     """An answer whose header and first bytes are sent.
 
-    `rest` sends the remaining bytes; None if all are sent. It may be called more than once.
+    `rest` sends the remaining bytes. It is None if all bytes are sent. It may be called more than once.
 
     Attributes:
-        abandon: Releases the memory of the answer, if the rest will not be sent.
+        abandon: Releases the memory of the answer if the remaining bytes will not be sent.
     """
 
     status: int
@@ -66,7 +66,7 @@ class BrokenAnswer(Exception):
 
 
 class PromptResponse(web.StreamResponse):
-    """An answer in pieces whose header is sent together with its first piece, if it has pieces.
+    """An answer in pieces. Its header and its first piece are sent together.
 
     Two writes would wake the client twice. On a busy machine, the client would run between them.
     """

@@ -1,9 +1,9 @@
 """Reads the body of a request in pieces, within limits of size and time. The whole body is never in memory.
 
-The rule: a reader receives the last piece of a body only after everything that the signature covers is verified. So a
-backend that needs all bytes before it stores an object never stores a forged or truncated object. At that point the
-rights are confirmed again: a body may take hours, and meanwhile its table may be dropped and its location used by
-another table.
+The rule: a reader receives the last piece of a body only after everything that the signature covers is verified. So
+a backend that needs all bytes before it stores an object never stores a forged or truncated object. Before the last
+piece, the rights are checked again: a body may take hours, and meanwhile its table may be dropped and its location
+used by another table.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from seamark.metaserver.gateway.sigv4 import SignatureClaim
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 BYTES_PER_SECOND_MIN = 64 << 10
-"""A body may take its timeout, and a second for each of these bytes."""
+"""The minimum rate. A body may take its timeout, and one more second for each of these bytes."""
 FRAMING_BYTES_MAX = 1 << 20
-"""The maximum framing of an aws-chunked body, in addition to as many bytes as its data."""
+"""The framing of an aws-chunked body may have as many bytes as its data, and this number of bytes more."""
 PIECE_BYTES = 256 << 10
 """The maximum size of a piece. A request has a few pieces in memory."""
 
@@ -31,7 +31,8 @@ PIECE_BYTES = 256 << 10
 class Body:
     """The body of a request.
 
-    `length` is the length of the data, without the framing of aws-chunked. `is_chunked` is whether there is framing.
+    `length` is the length of the data, without the framing of aws-chunked. `is_chunked` states whether the body is
+    framed.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Body:
         self._timeout_s = timeout_s
         self.payload = claim.payload
         self.is_chunked = claim.payload in STREAMING
-        # Some clients send only one of the two lengths of an aws-chunked body: that of the data.
+        # Some clients send only one of the two lengths of an aws-chunked body: the length of the data.
         name = "x-amz-decoded-content-length" if self.is_chunked else "Content-Length"
         self.length = _length(request.headers.get(name), name)
         if self.length > limit_bytes:
@@ -104,7 +105,7 @@ class Body:
         Raises:
             S3Error: The body ends early or is too slow.
         """
-        # The continuation is sent only here, so that after a refusal the client does not send the body.
+        # Ask for the body only now. After a refusal, the client does not send it.
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._request.writer.output_size = 0

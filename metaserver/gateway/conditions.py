@@ -1,4 +1,4 @@
-"""Ranges and preconditions of GET and HEAD. No input or output.
+"""Ranges and preconditions of GET and HEAD. The module does no I/O.
 
 Sources: RFC 9110, sections 13 and 14; Amazon S3 API reference, GetObject.
 """
@@ -17,7 +17,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 def read_range(text: str | None, size: int) -> tuple[int, int] | None:
     """Return (start, length) of a Range header for an object of `size` bytes; None for the whole object.
 
-    The whole object is also the answer to a malformed header, which is ignored (RFC 9110, 14.2), and to several ranges,
+    The result is also None for a malformed header, which is ignored (RFC 9110, 14.2), and for several ranges,
     which S3 does not support.
 
     Raises:
@@ -68,7 +68,9 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
 
 
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:
-    """Check the conditions of a write over the object with `etag`; None if there is no object.
+    """Check the conditions of a write.
+
+    `etag` is the ETag of the object that it replaces; None if there is no object.
 
     Raises:
         S3Error: PreconditionFailed if a condition is false.

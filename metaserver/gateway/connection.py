@@ -24,9 +24,10 @@ _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _KERNEL_MAX_BYTES = 1 << 20
 _KERNEL_MIN_BYTES = 16 << 10
 _KERNEL_PARTS = 4
-"""The divisor of each connection's share.
+"""The divisor of the budget that gives the share of each connection.
 
-Connections opened when there were few may keep more: the total grows with the logarithm of their number.
+A connection keeps the share that it got when it was opened, which is larger if there were few connections. So the
+total grows with the logarithm of their number.
 """
 
 
@@ -38,7 +39,10 @@ class Unfinished(Protocol):
 
 
 ImmediateAnswer = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
-"""Begins an answer, or sends the whole answer: True after the whole answer, False if nothing was sent."""
+"""A function that begins an answer, or sends the whole answer.
+
+It returns True after the whole answer, False if nothing was sent, or the started answer.
+"""
 
 
 class GatewayConnection(Connection):
@@ -58,13 +62,14 @@ class GatewayConnection(Connection):
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
-        """Return the started answer to the request whose task calls the method."""
+        """Return the answer that was started for the request of the calling task."""
         pending, self._unfinished = self._unfinished, None
         return pending
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Without a buffer, each write is tried at once, so it is clear at once which bytes the client has not taken.
-        # The limit is not 0: asyncio's TLS transport would pause the writer of an empty buffer and never resume it.
+        # Without a buffer, each write is tried at once, so it is known at once which bytes the kernel has not
+        # accepted. The limit is not 0: asyncio's TLS transport would pause the writer of an empty buffer and never
+        # resume it.
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=1)
         super().connection_made(transport)
 
@@ -148,10 +153,10 @@ class GatewayConnections(Connections):
 
     @property
     def kernel_bytes(self) -> int:
-        """The unsent bytes that the kernel may keep for one connection.
+        """The maximum of unsent bytes that the kernel keeps for one connection.
 
-        All connections together keep about the budget, however many there are. The value is a power of two, so that it
-        changes rarely.
+        All connections together keep about the budget, however many connections exist. The value is a power of two,
+        so that it changes rarely.
         """
         share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
         return max(_KERNEL_MIN_BYTES, min(_KERNEL_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
@@ -178,7 +183,7 @@ class GatewayRunner(ConnectionRunner):
 
 
 class SentAnswer(web.StreamResponse):
-    """Reports to aiohttp that an answer was sent."""
+    """A response that reports to aiohttp that an answer was sent already."""
 
     def __init__(self, status: int, length: int) -> None:
         super().__init__(status=status)

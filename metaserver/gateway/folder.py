@@ -1,4 +1,4 @@
-"""Answers S3 requests from a local folder, with each operation of the S3 API that Iceberg's clients use.
+"""Answers S3 requests from a local folder. It supports each operation of the S3 API that Iceberg's clients use.
 
 All access to files is in threads and below a `RootFolder`: no link can lead outside the folder.
 """
@@ -42,8 +42,9 @@ T = TypeVar("T")
 
 THREADS = 16
 COPY_THREADS = 4
-"""The threads for copies of whole objects, e.g. to complete an upload. Copies take long, and must not delay other
-requests.
+"""The number of threads for copies of whole objects, for example to complete an upload.
+
+Copies take long, so these threads are separate and other requests do not wait for them.
 """
 COPIES_MAX = 16
 """The maximum number of copies that run or wait. A principal may use half of them."""
@@ -51,7 +52,10 @@ TIMEOUT_S = 3600.0
 """The timeout of one step on files. To complete a large multipart upload, the server copies all of its parts."""
 PIECE_BYTES = 1 << 20
 KEY_BYTES_MAX = 1024
-"""S3's own limit. It also limits the depth of listings, which are recursive."""
+"""The maximum length of a key, which is S3's own limit.
+
+It also limits the depth of listings, which are recursive.
+"""
 
 
 class FolderBackend:
@@ -143,7 +147,7 @@ class FolderBackend:
         while length:
             data = await self._run(os.pread, descriptor, min(length, PIECE_BYTES), start)
             if not data:
-                if call.request.transport is not None:  # Another program truncated it.
+                if call.request.transport is not None:  # Another program truncated the file.
                     call.request.transport.abort()
                 raise ConnectionError("The file became shorter while it was sent")
             await response.write(data)
@@ -187,7 +191,7 @@ class FolderBackend:
         return web.Response(headers={"ETag": published.etag, "x-amz-request-id": call.request_id})
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
-        """Accept a key that ends with a slash, without storing it.
+        """Accept a key that ends with a slash, without storing an object.
 
         Some clients create such empty objects as folders, which this store does not need.
         """
@@ -199,7 +203,7 @@ class FolderBackend:
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
-        """Return the name of a staged and synced file with the body's data and `headers`."""
+        """Store the body's data and `headers` in a staged and synced file, and return its name."""
         body = call.body
         assert body is not None
         named = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
@@ -279,7 +283,7 @@ class FolderBackend:
     async def _delete_object(self, location: str) -> None:
         """Delete the object at the location.
 
-        A key that is a folder here is no object, so nothing is deleted.
+        A key that is a folder on this store is not an object, so nothing is deleted.
         """
         if not location.endswith("/"):
             with contextlib.suppress(ObjectMissing):

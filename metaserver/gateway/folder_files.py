@@ -1,10 +1,10 @@
 """Objects as files: they are staged, published and described. The functions block, and are called in threads.
 
 An object is written to a file next to the buckets, synced, and then renamed to its name, so that no reader sees a part
-of it. Renames take a lock of the folder, so that a conditional write of any worker sees the object that it replaces.
+of it. Renaming takes a lock on the folder, so that a conditional write of any worker sees the object that it replaces.
 Content type and metadata are stored in an extended attribute of the file.
 
-An ETag consists of the file's inode, time and size: it is different for each write, and needs no hash of the content.
+An ETag consists of the file's inode, time and size. It is different for each write, and needs no hash of the content.
 Like the ETag of a multipart upload, it is not an MD5.
 """
 
@@ -32,14 +32,14 @@ from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_ch
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
-"""S3's limit for user metadata."""
+"""The maximum size of user metadata, which is S3's own limit."""
 _KEPT = ("content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires")
 _SUMS: dict[str, tuple[Callable[[bytes, int], int], int]] = {
     "x-amz-checksum-crc32": (checksums.crc32, 4),
     "x-amz-checksum-crc32c": (checksums.crc32c, 4),
     "x-amz-checksum-crc64nvme": (checksums.crc64nvme, 8),
 }
-"""(function, bytes) by header."""
+"""(checksum function, length of the checksum in bytes) by header."""
 _HASHES = {"x-amz-checksum-sha1": "sha1", "x-amz-checksum-sha256": "sha256"}
 _UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG))
 
@@ -70,7 +70,7 @@ def describe(descriptor: int) -> FileInfo:
 
 
 def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a write that a later read returns.
+    """Return those headers of a write that a later read returns.
 
     Raises:
         S3Error: The metadata exceed S3's limit.
@@ -85,7 +85,7 @@ def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Checksums:
-    """Compares hashes of a body with those that its sender states.
+    """Compares the hashes of a body with the hashes that the sender states.
 
     Raises:
         S3Error: BadDigest if they differ.
@@ -181,7 +181,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _hold_lock(self) -> Iterator[int]:
-        """Yield the descriptor of the folder of staged files. No other process can publish meanwhile."""
+        """Lock the folder of staged files, and yield its descriptor. No other process can publish meanwhile."""
         uploads = self.root.open(UPLOADS, FOLDER_FLAGS)
         try:
             with self._lock():

@@ -26,7 +26,7 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A key, or a common prefix, which has no status."""
+    """A key, or a common prefix. A common prefix has no status."""
 
     key: str
     status: os.stat_result | None

@@ -29,14 +29,14 @@ from seamark.metaserver.objects.local import LocalPlace
 
 PARTS_MAX = 10_000
 PART_BYTES_MIN = 5 << 20
-"""The minimum size of all parts except the last; S3's own limit."""
+"""The minimum size of all parts except the last, which is S3's own limit."""
 _TAGS_MAX = 20 * PARTS_MAX
 """The maximum number of tags in the XML that lists the parts.
 
-An element has two tags, and a part has a number, an ETag and checksums.
+An element has two tags, and a part has elements for its number, its ETag and checksums.
 """
 _UPLOAD_ID = re.compile("[0-9a-f]{48}")
-"""32 random digits, and 16 digits of the creator's hash."""
+"""Matches an upload id: 32 random digits, and 16 digits of the creator's hash."""
 _NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
 _PART_NUMBER = re.compile("[0-9]{1,9}")
 _HEADERS = "headers"
@@ -54,7 +54,10 @@ class Part:
 
 class Uploads:
     def __init__(self, staging: Staging, *, limit: int, abandoned_s: float) -> None:
-        """Allow about `limit` uploads. An upload without changes for `abandoned_s` is abandoned."""
+        """Create the uploads of a folder. There are at most about `limit`.
+
+        An upload that has not changed for `abandoned_s` is abandoned.
+        """
         self._staging = staging
         self._limit = limit
         self._abandoned_s = abandoned_s
@@ -66,7 +69,7 @@ class Uploads:
 
         Raises:
             RetryLater: The store has too many uploads.
-            TooManyRequests: `principal_name` has a `share`-th of the maximum number.
+            TooManyRequests: `principal_name` has its share of uploads, the maximum number divided by `share`.
         """
         owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         names = [name for name in self._names() if _NAME.fullmatch(name)]
@@ -168,7 +171,7 @@ class Uploads:
         self._delete_folder(self._name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
-        """Delete abandoned uploads, and abandoned staged files of processes that died.
+        """Delete abandoned uploads, and staged files of processes that died.
 
         They are abandoned if they have not changed for `abandoned_s`.
         """

@@ -1,10 +1,10 @@
 """Passes authorised requests on to an S3-compatible store, signed again with the server's keys.
 
-The store answers everything (ranges, conditions, multipart, listings, errors), so a client receives the same bytes and
-errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that the client
-chose: a hash stays in the header, and an aws-chunked body is verified and framed again with the server's signatures. So
-a store that can detect an incomplete body can also detect it behind the gateway. A trailing checksum is passed on; the
-store verifies and stores it.
+The store answers all requests (ranges, conditions, multipart, listings, errors), so a client receives the same
+bytes and errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that
+the client chose. A hash stays in the header. An aws-chunked body is verified and framed again with the server's
+signatures. So a store that can detect an incomplete body can also detect it behind the gateway. A trailing checksum
+is passed on; the store verifies and stores it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 
 READ_BYTES = 512 << 10
-"""The read buffer of an answer: about twice as many bytes are read before the client takes them.
+"""The size of the read buffer of an answer. About twice as many bytes are read before the client receives them.
 
 With aiohttp's default of 64 KiB, reading would stop and start after every few pieces.
 """
@@ -93,7 +93,7 @@ class Forwarding:
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        """Implement `caching.store.Store.request`."""
+        """Send a request to the store; see `caching.store.Store.request`."""
         url, signed = self._sign(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
         try:
             async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
@@ -122,7 +122,7 @@ class Forwarding:
                 return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
-            # The error is from the body, and the session has wrapped it.
+            # The error is from the body of the client. The session has wrapped it.
             if isinstance(cause, S3Error):
                 raise cause from None
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
@@ -196,7 +196,7 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError):
                 if span is None:
                     raise
-        # The connection to the store is free only after this.
+        # The connection to the store is free only after this call.
         response.close()
         start, end, size = span
         start, failed = start + arrived, 0
@@ -258,7 +258,7 @@ def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _payload(call: S3Call) -> str:
-    """Return x-amz-content-sha256 for the store: the client's value, which includes its framing."""
+    """Return x-amz-content-sha256 for the store: the client's value, which states the framing."""
     if call.document is not None:
         return hashlib.sha256(call.document).hexdigest()
     if call.body is None:
@@ -286,7 +286,9 @@ def _frame_body(
 
 
 async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
-    """Yield the data as aws-chunked. The chunks have a fixed size, so that the length is known beforehand.
+    """Yield the data as aws-chunked.
+
+    The chunks have a fixed size, so that the length of the body is known beforehand.
 
     The last chunk follows only after the whole body of the client was verified.
     """
@@ -301,7 +303,7 @@ async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator
 
 
 def _part(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """Return the result of `content_range` for an answer of aiohttp."""
+    """Return (first byte, byte after the last byte, size of the object) from a partial answer of aiohttp."""
     if answer.status != 206:
         return None
     return read_content_range(answer.headers.get("Content-Range", ""))
@@ -310,7 +312,7 @@ def _part(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
 def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
     """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete.
 
-    It must be the answer to a plain read of an object with a strong ETag.
+    Such an answer belongs to a plain read of an object with a strong ETag.
     """
     headers = {name.lower(): value for name, value in answer.headers.items()}
     plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
@@ -327,7 +329,7 @@ def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] 
 async def _to_client(work: Awaitable[object]) -> None:
     """Run `work`, and raise ConnectionError if the client has closed the connection.
 
-    aiohttp uses the same error for its own client, so without this it would look like an error of the store.
+    aiohttp raises the same error for its own client. Without this function, it would look like an error of the store.
     """
     try:
         await work
@@ -341,12 +343,12 @@ async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         piece, _ = await content.readchunk()
         if piece:
             yield piece
-        elif content.at_eof():  # `iter_chunks` never ends for an answer without a body
+        elif content.at_eof():  # `iter_chunks` never ends for an answer without a body.
             return
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return each header once, because some stores send the id of a request under two spellings of its name."""
+    """Return each header once. Some stores send the id of a request under two spellings of the header's name."""
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 

@@ -56,9 +56,9 @@ PARTS_XML_BYTES_MAX = 4 << 20
 """The maximum size of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
 _HEADERS_MAX = 100
 _REFUSED_HEADER_CHARS = re.compile(r"[\ud800-\udfff]|[^\S \t]")
-"""Matches parts of a header that are refused: bytes that are not UTF-8, and some white space.
+"""Matches text in a header that is refused: bytes that are not UTF-8, and some white space.
 
-aiohttp passes these bytes on as surrogates. Some programs remove this white space before they sign;
+aiohttp passes these bytes on as surrogates. Some programs remove such white space before they sign, and
 others keep it.
 """
 _WHO: web.RequestKey[str] = web.RequestKey("who", str)
@@ -82,7 +82,8 @@ class _Admitted:
 class _Started:
     """A request that `begin` has admitted.
 
-    If it has an answer, the first bytes are sent, and the request keeps its slot until the end of the answer.
+    If it has an answer, the first bytes of the answer are sent, and the request keeps its slot until the end of the
+    answer.
     """
 
     def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
@@ -122,7 +123,7 @@ class Gateway:
         self._ownership = ownership
         self._backend = backend
         self._metrics = metrics
-        # Without logins, there is one principal, which may use all slots.
+        # Without logins, one principal makes all requests, and it may use all slots.
         share = 1 if settings.auth == "none" else 2
         self._slots = HolderLimit("gateway requests at once", limit, limit // share)
         document_bytes = settings.bodies_memory_bytes
@@ -141,9 +142,9 @@ class Gateway:
         return app
 
     def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
-        """Answer a read of data in memory, after all checks of `handle`.
+        """Answer a read of data in memory, after the same checks as in `handle`.
 
-        Other requests and refusals are left to `handle`, which receives the result of these checks.
+        `handle` processes other requests and refusals, and receives the result of these checks.
         """
         if self._begins is None or message.method not in READ_METHODS:
             return False
@@ -366,9 +367,9 @@ def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    # Without this header, aiohttp sends its version and that of Python.
+    # If the header is absent, aiohttp sends its version and that of Python.
     response.headers["Server"] = "seamark"
 
 
 async def _expect_nothing(request: web.Request) -> None:
-    """Ignore `Expect: 100-continue`: the handler requests the body when the request is authorised."""
+    """Do not answer `Expect: 100-continue` yet. The handler requests the body when the request is authorised."""

@@ -1,7 +1,8 @@
-"""Checks that a grant is still valid, while its keys are in use.
+"""Checks that a grant is still valid while its keys are in use.
 
-The table must still be in the catalog and own its location, and the principal that received the keys must still have a
-login and the rights. A result is cached for a short time, and removed as soon as the timeline has news of the table.
+The table must still be in the catalog and own its location, and the principal that received the keys must still
+have a login and the rights. A result is cached for a short time. It is removed as soon as the timeline has a new
+instant of the table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _key_of(grant: ObjectGrant) -> _Checked:
 
 
 class GrantChecker:
-    """Checks grants, and queries the database at most once in `recheck_s` for each table and principal."""
+    """Checks grants. It queries the database at most once in `recheck_s` for each table and principal."""
 
     def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
         self._store = store
@@ -44,7 +45,7 @@ class GrantChecker:
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
-        """Return whether `check` would return without a query of the database."""
+        """Return whether `check` would succeed without a query of the database."""
         until_s = self._known.get(_key_of(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
@@ -72,7 +73,7 @@ class GrantChecker:
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
-            # The answer of the database may be older than the instant.
+            # The database may have answered before the instant was written.
             return
         self._known[known_key] = now_s + self._recheck_s
         self._known.move_to_end(known_key)
@@ -82,8 +83,8 @@ class GrantChecker:
     async def _check_rights(self, grant: ObjectGrant) -> None:
         """Check that the principal still has its login and its rights.
 
-        The check does not include rights by roles that only an OIDC token states. It does not include keys
-        without a namespace, which are those of preloads and of earlier versions.
+        Rights by roles that only an OIDC token states are not checked. Keys without a namespace, which are the keys
+        of preloads and of earlier versions, are not checked either.
 
         Raises:
             Forbidden: The principal has lost its login or its rights.
@@ -105,7 +106,10 @@ class GrantChecker:
         raise Forbidden("The table of the keys was dropped")
 
     async def follow(self, timeline: Timeline) -> None:
-        """Follow the timeline until cancelled, and forget each table with an instant other than a commit."""
+        """Follow the timeline until the task is cancelled.
+
+        If a table has an instant other than a commit, forget its results.
+        """
         head = await timeline.head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:

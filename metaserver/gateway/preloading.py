@@ -40,9 +40,9 @@ POLICY = "seamark.cache.preload"
 FILTER = "seamark.cache.preload-filter"
 _KINDS = ("footers", "files")
 _FOOTER_BYTES = 64 << 10
-"""The bytes that are read at the end of a file. With the block size of the cache, they are its last block."""
+"""The number of bytes that are read at the end of a file. The cache stores the blocks that contain them."""
 _TABLES_MAX = 1000
-"""The maximum number of tables that wait for their files, and of tables whose preloaded files are remembered."""
+"""The maximum number of waiting tables, and of tables whose preloaded files are remembered."""
 _FILES_MAX = 10_000
 _FILTER_CHARACTERS = 16_384
 _PAUSE_S = 0.05
@@ -80,7 +80,7 @@ class Preloading:
         """For each table, its policy, and the bytes that were read of each file."""
 
     async def follow(self, timeline: Timeline) -> None:
-        """Follow the timeline until cancelled, and record each changed table with a policy."""
+        """Follow the timeline until the task is cancelled, and record each changed table that has a policy."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
         await watch.follow(self._note, await timeline.head())
 
@@ -96,7 +96,7 @@ class Preloading:
         return float("inf")
 
     async def work(self) -> None:
-        """Read the files of the recorded tables, one table after another, until cancelled."""
+        """Read the files of the recorded tables, one table after another, until the task is cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -120,7 +120,7 @@ class Preloading:
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_filter(text))
-        )  # The usage of indexes is not counted.
+        )  # The plan does not count as a use of indexes.
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
         before, known_sizes = self._read.pop(entry.uuid, (policy, {}))

@@ -38,7 +38,7 @@ _CLEANING_S = 600.0
 async def serving_gateway(
     components: ServerComponents, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Serve S3 requests on `sock`, a bound socket, during the block."""
+    """Serve S3 requests on `sock`, a bound socket, while the context is active."""
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
     ownership = GrantChecker(components.store, clock, settings)
@@ -81,7 +81,7 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 @asynccontextmanager
 async def _preloading(components: ServerComponents, ownership: GrantChecker, backend: Backend) -> AsyncIterator[None]:
-    """Preload tables during the block, if there is a cache with a pinned part."""
+    """Preload tables while the context is active, if there is a cache with a pinned part."""
     settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
     budget_bytes = (

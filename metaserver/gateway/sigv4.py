@@ -1,6 +1,6 @@
 """AWS Signature Version 4 for S3: reads the claim of a request, checks its signature, and signs requests.
 
-No input or output. Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)". S3 differs
+The module does no I/O. Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)". S3 differs
 from other services: the path is encoded once and not normalised.
 """
 
@@ -21,7 +21,7 @@ from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 CLOCK_SKEW_MS = 900_000
-"""The maximum difference between the clocks of client and server; S3's own limit."""
+"""The maximum difference between the clocks of client and server, which is S3's own limit."""
 PRESIGNED_S_MAX = 604_800
 SIGNED_HEADERS_MAX = 100
 AMZ_DATE = "%Y%m%dT%H%M%SZ"
@@ -73,8 +73,8 @@ class RequestTarget:
 def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return (the query of the operation, the authentication in the query).
 
-    The names of the authentication are in lower case and without `x-amz-`. It is empty for a request that is not
-    presigned.
+    The names of the authentication are in lower case and without `x-amz-`. If the request is not presigned, the
+    authentication is empty.
     """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
     authentication = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
@@ -85,7 +85,7 @@ def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: i
     """Return the claim of a request.
 
     Raises:
-        S3Error: The authentication is missing or malformed, or its time differs too much.
+        S3Error: The authentication is missing or malformed, or its time differs too much from the server's time.
     """
     if "authorization" in target.headers:
         if presigned:
@@ -187,7 +187,7 @@ def signature_of(claim: SignatureClaim, target: RequestTarget, key: bytes) -> st
 
 @lru_cache(1024)
 def signing_key(secret: str, scope: str) -> bytes:
-    """Return the signing key: four hashes, which are the same for all requests of a key on one day."""
+    """Return the signing key. It takes four hashes, and is the same for all requests with a secret on one day."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -205,7 +205,7 @@ def canonical_request(target: RequestTarget, signed_headers: Sequence[str], payl
 def _canonical_query(query: str) -> str:
     """Return the canonical form of the query.
 
-    It is cached: a presigned URL, whose query has a long token, is used for many ranges.
+    The result is cached, because a presigned URL, whose query has a long token, is used for many ranges.
     """
     pairs = []
     for pair in query.split("&") if query else ():
@@ -242,5 +242,5 @@ def _needs_signature(name: str) -> bool:
 
 
 def canonical_query(query: Iterable[tuple[str, str]]) -> str:
-    """Return an encoded query string."""
+    """Return the query string of these parameters, in their order, with the encoding of signatures."""
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)

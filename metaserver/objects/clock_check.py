@@ -1,6 +1,6 @@
-"""Compares the server's clock with that of the storage, before files are deleted by their age.
+"""Compares the server's clock with the clock of the storage, before files are deleted by their age.
 
-The storage states when a file was written, and the server computes its age from its own clock. If the
+The storage states when a file was written, and the server computes the file's age from its own clock. If the
 clocks differ, every age is wrong by the difference.
 """
 
@@ -15,7 +15,7 @@ from seamark.metaserver.objects.port import ObjectStore
 CLOCKS_DIFFER_MS = 10 * 60_000
 """The largest accepted difference between the two clocks.
 
-Clocks that are synchronised over a network differ by less than a second.
+Clocks that are synchronised over a network differ by less than one second.
 """
 
 
@@ -23,7 +23,7 @@ async def storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> in
     """Return the storage's current time: the time of an object that is written below `folder`, listed and deleted.
 
     Raises:
-        BadRequest: The time differs too much from that of the server.
+        BadRequest: The time differs too much from the server's time.
         StorageError: The storage does not list the object.
     """
     probe = f"{folder}/{clock.random_bytes(16).hex()}"
@@ -32,7 +32,7 @@ async def storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> in
     try:
         modified_ms = [info.modified_ms async for info in objects.list(folder) if info.location == probe]
     finally:
-        # If the deletion fails, an unused empty object remains.
+        # If the deletion fails, only an empty object remains.
         with suppress(SeamarkError):
             await objects.delete(probe)
     if not modified_ms:

@@ -22,8 +22,8 @@ else:
 class S3Keys:
     """The keys of an S3 client.
 
-    `token` is a session token or empty. Secrets are not part of repr, so that they are not in logs and
-    tracebacks.
+    `token` is a session token or empty. Secrets are not part of repr, so that logs and tracebacks do not contain
+    them.
     """
 
     access_key_id: str
@@ -41,7 +41,7 @@ class VendedKeys(S3Keys):
 def server_keys(settings: Settings) -> S3Keys:
     """Return the current keys for signing.
 
-    Keys of AWS's chain are refreshed over HTTP when they expire. Unless the settings have keys, call this in
+    Keys of AWS's chain are refreshed over HTTP when they expire. Unless the settings have keys, call this function in
     a thread.
 
     Raises:
@@ -61,10 +61,10 @@ def server_keys(settings: Settings) -> S3Keys:
 def key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's keys as properties of a FileIO, for processes that the server starts.
 
-    Like `server_keys`, it is called in a thread.
+    Call this function in a thread, like `server_keys`.
 
     Raises:
-        StorageError: There are no keys, or AWS's credential chain fails.
+        StorageError: The server has no keys, or AWS's credential chain fails.
     """
     try:
         keys = server_keys(settings)

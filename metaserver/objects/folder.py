@@ -1,6 +1,6 @@
 """A local folder as the store of `s3://` locations: each bucket is a folder in it, and a key is a path.
 
-So one machine is a small object store: engines read and write `s3://` tables through the objects gateway
+So one machine can be a small object store: engines read and write `s3://` tables through the objects gateway
 (`metaserver/gateway/`), and the server uses the files directly. Unlike S3, a folder cannot contain both
 the key `a` and the key `a/b`.
 """
@@ -31,7 +31,10 @@ def file_location(location: str, folder: str, parse: Callable[[str], Location] =
 
 
 class FolderObjects(ForwardingObjects):
-    """An ObjectStore for `s3://` locations. The objects are files of `local` below `folder`, an absolute path."""
+    """An ObjectStore for `s3://` locations.
+
+    The objects are files in the store `local`, below the absolute path `folder`.
+    """
 
     def __init__(self, local: ObjectStore, folder: str) -> None:
         super().__init__(local)

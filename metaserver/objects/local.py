@@ -3,11 +3,11 @@
 `create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to
 a temporary file in the same folder. The file is synced and then linked to its final name with link(2),
 which fails if the name exists. So put-if-absent is atomic, and no reader sees a partial file. Then the
-folder is synced. obstore's LocalStore is not used because it never calls fsync: after a power cut, a
+folder is synced. obstore's LocalStore is not used because it never calls fsync. After a power cut, a
 metadata file could be empty although the pointer, which SQLite has synced, refers to it.
 
 Files are processed in a bounded thread pool. `RootFolder` opens a location below its root, without
-symbolic links. Files are created, linked and deleted by their names in the descriptor of their folder.
+following symbolic links. Files are created, linked and deleted by their names in the descriptor of their folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CHECKED_IN_LOOP = 8
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
 _NOT_FILES = frozenset((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV))
-"""Errors of opening a link, a folder, a socket or pipe, and a device without a driver."""
+"""The errors of opening something that is not a file: a link, a folder, a socket or pipe, a device without a driver."""
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 
 _HADOOP_MAGIC = b"crc\0"
@@ -91,7 +91,7 @@ class LocalObjects:
     """An ObjectStore for `file://` locations.
 
     `roots` are absolute paths that contain all files. New files and folders get their modes from
-    `umasks[root]`, or from the process's umask. Close the store after use.
+    `umasks[root]`, or from the process's umask. Call `close` after use.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class LocalObjects:
         await self.run(location, create)
 
     async def exists(self, location: str) -> bool:
-        # No thread is used: opening a cached inode takes 6 µs, a thread switch 60 µs, and every table load calls this.
+        # No thread is used. Opening a cached inode takes 6 µs, a thread switch 60 µs, and every table load calls
+        # this.
         place = self._place(parse_location(location))
         try:
             return place.root.is_file(place.below)
@@ -271,9 +272,9 @@ class LocalObjects:
 class DurableFolders:
     """Creates folders, and ensures once per folder that its whole path below the root is on disk.
 
-    Existing folders are synced too, because an engine may have created them without a sync. Known folders are
-    identified by inode, so that a folder that was deleted and created again is synced again. A folder that
-    was removed from the known folders costs only a few syncs.
+    Existing folders are also synced, because an engine may have created them without a sync. Folders that were synced
+    before are identified by inode, so that a folder that was deleted and created again is synced again. If the list
+    of synced folders loses a folder, this costs only a few syncs.
     """
 
     def __init__(self, known_max: int) -> None:
@@ -317,7 +318,7 @@ class DurableFolders:
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
-    """Create a root. Its path is chosen by the operator."""
+    """Create a root, whose path the operator has chosen."""
     if not os.path.isdir(folder):
         _make_parents(os.path.dirname(folder), umask)
         with contextlib.suppress(FileExistsError):
@@ -385,7 +386,7 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 def _open_new(folder: int, name: str) -> tuple[str, int]:
     """Return (name, descriptor) of a new file.
 
-    A random name may exist already only after a crash, if the random numbers are replayed.
+    A random name can exist already only after a crash, if the random numbers repeat.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -428,8 +429,8 @@ def drop_checksums(folder: int, name: str) -> None:
     """Delete Hadoop's checksums of a file.
 
     Hadoop's local file system, which Spark uses for `file:` locations, writes them to `.<name>.crc` next to
-    the file. Hadoop refuses to read a file if its checksums are wrong, and no other program deletes them. So
-    delete the checksums before the file is deleted or replaced: a file without checksums is readable.
+    the file. Hadoop refuses to read a file if its checksums are wrong, and no other program deletes the checksums. So
+    delete them before the file is deleted or replaced: a file without checksums is readable.
     """
     checksums = f".{name}.crc"
     with contextlib.suppress(OSError):
@@ -443,7 +444,7 @@ def drop_checksums(folder: int, name: str) -> None:
 
 
 def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
-    """Yield all files below a folder, without those behind links.
+    """Yield all files below a folder, except files behind links.
 
     Raises:
         SymbolicLinkError: The path of the folder itself contains a link.
@@ -459,7 +460,7 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
         except SymbolicLinkError:
             if current == place.below:
                 raise
-            continue  # It was replaced by a link after its parent was listed.
+            continue  # The folder was replaced by a link after its parent was listed.
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -485,7 +486,7 @@ def check_writable(root: str, umask: int | None) -> None:
     try:
         if not os.path.isdir(root):
             _make_parents(root, umask)
-        # This fails if the path is a file.
+        # The call fails if the path is a file.
         os.stat(root + "/.")
     except OSError as error:
         raise StorageError(f"Cannot create the folder {root}: {error.strerror}") from error

@@ -18,7 +18,7 @@ from seamark.metaserver.settings.settings import Settings
 LOCAL_THREADS = 8
 """The number of files that are read or written concurrently.
 
-They are enough to overlap syncs, but not so many that they compete for one disk.
+The threads are enough to overlap syncs, but not so many that they compete for one disk.
 """
 
 

@@ -31,8 +31,8 @@ class ObjectInfo:
 class Upload:
     """A multipart upload that was started, but neither completed nor aborted.
 
-    Its parts take space, and listings of objects do not show them. `id` is the storage's name of the upload;
-    `begun_ms` is by the storage's clock.
+    Its parts take space, and listings of objects do not show them. `id` is the storage's name of the upload.
+    `begun_ms` is the time of its start by the storage's clock.
     """
 
     location: str
@@ -41,7 +41,7 @@ class Upload:
 
 
 class ObjectReader(Protocol):
-    """The part of `ObjectStore` that reads whole objects."""
+    """An object that reads whole objects of a storage, as `ObjectStore` does."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes: ...
 
@@ -49,7 +49,7 @@ class ObjectReader(Protocol):
 class ObjectStore(Protocol):
     """The port to a storage.
 
-    Every method may raise these errors in addition to its own:
+    Every method may raise these errors in addition to those that it documents:
 
     - BadRequest: The location is malformed or outside the roots of this store.
     - RetryLater: The storage is unavailable, overloaded, full or slow. The condition may be temporary.
@@ -73,18 +73,19 @@ class ObjectStore(Protocol):
         """
 
     async def create(self, location: str, data: bytes) -> None:
-        """Create the object if absent.
+        """Create the object if it does not exist.
 
         When the method returns, the object is complete and survives a power cut. After RetryLater or StorageError
-        the object may or may not exist: use a new name, or delete it.
+        the object may or may not exist: use a new name, or delete the object.
 
         Raises:
-            ObjectExists: An object of another writer exists, and is unchanged. Never raised if the object is of this
-                call and only the reply was lost.
+            ObjectExists: Another writer has created the object, which is unchanged. The error is never raised if this
+                call
+                has created the object and only the reply was lost.
         """
 
     async def exists(self, location: str) -> bool:
-        """Return whether an object exists. The method is cheap on local files, and is called often."""
+        """Return whether an object exists. The method is cheap on local files, so it may be called often."""
 
     async def check_links(self, locations: Sequence[str]) -> None:
         """Check that none of the locations is a symbolic link or behind a link. On S3, the check does nothing.
@@ -99,22 +100,22 @@ class ObjectStore(Protocol):
         """Delete the object; a missing object is not an error."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Return all objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
+        """Yield all objects below the folder `prefix`, recursively and unordered. A missing folder is empty."""
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        """Return all unfinished uploads of objects below the folder `prefix`, unordered.
+        """Yield all unfinished uploads of objects below the folder `prefix`, unordered.
 
-        Empty if the storage does not support uploads.
+        There are none if the storage does not support uploads.
         """
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        """Delete the parts of unfinished uploads, and return how many uploads no longer exist.
+        """Delete the parts of unfinished uploads, and return the number of uploads that no longer exist.
 
-        An upload that the storage does not abort is left to a later call.
+        If the storage does not abort an upload, a later call tries again.
         """
 
     async def ping(self) -> None:
-        """Check that the storage answers; for readiness checks."""
+        """Check that the storage answers. Readiness checks call this method."""
 
 
 async def no_uploads() -> AsyncIterator[Upload]:

@@ -1,7 +1,7 @@
-"""Reports whether the storage of the warehouse answers when a server starts, and what to do if it does not.
+"""Reports whether the storage of the warehouse answers when a server starts, and the remedy if it does not.
 
 A server starts without its storage, because the storage may become available later. This module logs the
-problem once, so that it is not only visible in errors of clients.
+problem once. Otherwise, only errors of clients would show it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ async def _error(objects: ObjectStore) -> SeamarkError | OSError | None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await objects.ping()
-    except (SeamarkError, OSError) as error:  # TimeoutError is an OSError
+    except (SeamarkError, OSError) as error:  # TimeoutError is an OSError.
         return error
     return None

@@ -1,7 +1,7 @@
 """The ObjectStore of a server: the scheme of a location selects the storage (`metaserver/objects/storages.py`).
 
 Every location is checked here again, even if its caller has checked it. So no code path reads, writes or
-deletes outside the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
+deletes outside the warehouse and the allowed locations. At most `CONCURRENCY` requests run at the same time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RoutedObjects:
 
 @asynccontextmanager
 async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
-    """Open the object storage of a server, and close it at the end of the block.
+    """Open the object storage of a server. When the context ends, close it.
 
     Raises:
         ConfigError: The warehouse or an allowed location is invalid.
@@ -129,7 +129,9 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
 
 
 def check_warehouse_root(settings: Settings) -> None:
-    """Check the warehouse with the check of its storage before a server starts, and create a missing local folder.
+    """Check the warehouse with the check of its storage before a server starts.
+
+    Create a local folder if it is missing.
 
     Raises:
         ConfigError: No objects can be created in the warehouse.

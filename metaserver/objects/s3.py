@@ -56,7 +56,7 @@ _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 class S3Objects:
     """An ObjectStore for `s3://` locations.
 
-    The client of a bucket is created on first use; `ping` checks `roots`.
+    The client of a bucket is created on first use. `ping` checks the buckets of `roots`.
     """
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
@@ -81,7 +81,7 @@ class S3Objects:
         check_range(start, length)
         store, at = self._open(location)
         if length == 0:
-            await self.read_range(location, 0, 1)  # S3 has no empty ranges, so check that the object exists
+            await self.read_range(location, 0, 1)  # S3 has no empty ranges, so check that the object exists.
             return b""
         try:
             return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
@@ -101,7 +101,7 @@ class S3Objects:
         return True
 
     async def check_links(self, locations: Sequence[str]) -> None:
-        """S3 has no links."""
+        """Do nothing, because S3 has no links."""
 
     async def create(self, location: str, data: bytes) -> None:
         store, at = self._open(location)
@@ -234,7 +234,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
     config["skip_signature"] = False
 
-    # A provider prevents that an AWS_SESSION_TOKEN in the environment is combined with keys from the settings.
+    # With this provider, an AWS_SESSION_TOKEN in the environment is not combined with keys from the settings.
     def keys() -> S3Credential:
         return {
             "access_key_id": settings.s3_access_key_id,
@@ -247,7 +247,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
 
 def bucket_endpoint(bucket: str, settings: Settings) -> str:
-    """Return the configured endpoint, with the bucket as its first label in virtual-host style."""
+    """Return the configured endpoint. In virtual-host style, the bucket is its first label."""
     endpoint = settings.s3_endpoint.rstrip("/")
     if settings.s3_path_style:
         return endpoint
@@ -256,7 +256,7 @@ def bucket_endpoint(bucket: str, settings: Settings) -> str:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status, which obstore reports only in its message."""
+    """Return the HTTP status of an error, which obstore reports only in the error's message."""
     status = _STATUS.search(str(error))
     return int(status[1]) if status else None
 

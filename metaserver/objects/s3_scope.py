@@ -1,9 +1,9 @@
-"""Checks that all objects of an S3 request are inside one table. No input or output.
+"""Checks that all objects of an S3 request are inside one table. The module does no I/O.
 
 A request is accepted only if every object in its address, query, headers and body is below the table's
 location, and if no S3 server can interpret the address differently. Everything unknown is rejected:
-queries and `x-amz-` headers must be on allow lists. So a copy source, a canned ACL, or a second address
-in a Host header or an XML entity is rejected.
+queries and `x-amz-` headers must be on allow lists. So the check rejects a foreign copy source, a canned ACL, and a
+second address in a Host header or an XML entity.
 
 Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (the requests
 that clients send).
@@ -25,9 +25,9 @@ WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 """The value of `x-amz-content-sha256` if the signature does not cover the body."""
 DELETE_KEYS_MAX = 1000
-"""The maximum number of keys of one DeleteObjects call; S3's own limit."""
+"""The maximum number of keys of one DeleteObjects call, which is S3's own limit."""
 DELETE_BODY_MAX = 8 << 20
-"""The maximum number of characters of the body: a thousand keys of a kilobyte each, fully escaped."""
+"""The maximum number of characters of a DeleteObjects body: a thousand keys of a kilobyte each, fully escaped."""
 
 _OBJECT_QUERIES = {
     "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
@@ -72,7 +72,7 @@ _S3_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The target of a request: `key` is decoded, and empty for a request to the bucket itself."""
+    """The target of a request. `key` is decoded. It is empty for a request to the bucket itself."""
 
     bucket: str
     key: str
@@ -198,7 +198,7 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
         Forbidden: The request names an object elsewhere, or has something that is not on the allow lists.
         BadRequest: The request is malformed.
     """
-    # The SDKs add the query as a label of the operation.
+    # The SDKs add this query as a label of the operation.
     names = set(address.query) - {"x-id"}
     _check_opaque(address.query)
     if address.key:
@@ -249,7 +249,7 @@ def _check_listing(address: Address, table: Location) -> None:
     for name, allowed in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not allowed.fullmatch(value):
-            # All stores answer another value with 400.
+            # All stores answer any other value with 400.
             if name == "max-keys":
                 raise BadRequest(f"max-keys={value[:100]!r} is not a number of keys")
             raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not allowed here")

@@ -1,4 +1,4 @@
-"""Amazon S3 and compatible stores as a storage. A local folder can take the place of a store.
+"""Amazon S3 and compatible stores as a storage. A local folder can replace the store.
 
 The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
 or with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`).
@@ -74,7 +74,8 @@ class S3Storage(ServerStorage):
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
-            # The header itself is not used: a client could change it each time, and each tag has a compressed answer.
+            # Use the mechanism instead of the header. A client could change the header each time, and each tag has a
+            # compressed answer.
             access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
             gateway_address(settings),
@@ -97,8 +98,8 @@ class S3Storage(ServerStorage):
         return signed, signing.cache_control(request)
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder in the
-        # place of a store has no keys.
+        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder that
+        # replaces the store has no keys.
         is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder
         return partial(key_properties, settings) if is_lent else None
 

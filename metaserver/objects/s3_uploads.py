@@ -33,7 +33,7 @@ _log = structlog.get_logger("seamark.objects")
 _PAGE = 1000
 _GONE = "NoSuchUpload"
 _OVERLOADED = 500
-"""The lowest HTTP status that may be temporary."""
+"""The lowest HTTP status of errors that may be temporary."""
 
 
 async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Upload]:
@@ -53,7 +53,7 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
                 yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
             # The marker of the upload is omitted, because some servers refuse it. If the last key of a page has several
-            # uploads, those on the next page are found after the others are aborted.
+            # uploads, those on the next page are found after the uploads on this page are aborted.
             following = {"KeyMarker": page.get("NextKeyMarker") or ""}
             if not page.get("IsTruncated") or following in (after, {"KeyMarker": ""}):
                 return
@@ -61,9 +61,9 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
-    """Abort the uploads, and return how many no longer exist.
+    """Abort the uploads, and return the number of uploads that no longer exist.
 
-    Failures are logged. After a failure that may be temporary, no further upload is tried, because each could
+    Failures are logged. After a failure that may be temporary, no further upload is tried, because each upload could
     take as long as all retries.
     """
 
@@ -87,7 +87,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 
 def _open(settings: Settings) -> Any:
     explicit_keys = {}
-    if settings.s3_access_key_id:  # Otherwise the client gets keys from AWS's chain, and refreshes them.
+    if settings.s3_access_key_id:  # If no keys are set, the client gets keys from AWS's chain, and refreshes them.
         keys = server_keys(settings)
         explicit_keys = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s

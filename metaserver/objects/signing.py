@@ -1,13 +1,13 @@
 """Remote signing: a client describes the S3 request that it wants to send, and receives the server's signature for it.
 
 Only requests that `s3_scope` accepts for the requested table are signed. The signature covers everything
-that the check depends on: method, path, query, host, every `x-amz-` header and, if the body names
+on which the check depends: method, path, query, host, every `x-amz-` header and, if the body names
 objects, its hash. So the keys never leave the server, and a signed request cannot be changed afterwards.
 
 Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before
 1.11).
 
-The behaviour of clients is that of Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner:
+The module fits the behaviour of Iceberg's S3V4RestSignerClient and of PyIceberg's S3V4RestSigner:
 
 - Java's own headers override the returned headers, so a header of the client is signed unchanged.
 - Java caches an answer to GET and HEAD for 30 s by method, region and address if `Cache-Control` is private, so Range
@@ -183,7 +183,7 @@ def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -
 
 
 class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
-    """Signs only the headers that it receives, because the client's HTTP library may still change others."""
+    """Signs only the headers that it receives, because the client's HTTP library may still change other headers."""
 
     def headers_to_sign(self, request: AWSRequest) -> Any:
         return request.headers

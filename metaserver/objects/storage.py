@@ -1,8 +1,8 @@
 """The part of the server that depends on the storage: it stores objects, gives access to clients and jobs, and explains
 failures.
 
-Each storage is a class here, registered in `metaserver/objects/storages.py`. Its schemes and the form of
-its locations are in `formats/storage/storages.py`, and clients open its objects with
+Each storage is a subclass of `ServerStorage`, registered in `metaserver/objects/storages.py`. Its schemes and the
+form of its locations are in `formats/storage/storages.py`, and clients open its objects with
 `connector/client/file_systems.py`.
 """
 
@@ -39,9 +39,9 @@ class ServerStorage(ABC):
     def open(
         self, roots: Sequence[Location], settings: Settings, clock: Clock
     ) -> AbstractAsyncContextManager[ObjectStore]:
-        """Open the object store of the locations below `roots`, and close it at the end of the block.
+        """Open the object store of the locations below `roots`. When the context ends, close it.
 
-        The store checks the locations that it receives. The caller checks that they are below a root.
+        The store checks the form of the locations that it receives. The caller checks that they are below a root.
         """
 
     @abstractmethod
@@ -78,7 +78,7 @@ class ServerStorage(ABC):
         return {}, []
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-        """Return the values besides the table that determine the result of `client_access`.
+        """Return the values, other than the table, that determine the result of `client_access`.
 
         If they change, clients must not reuse an answer.
         """
@@ -105,22 +105,24 @@ class ServerStorage(ABC):
         raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        """Return a function that returns the keys of jobs, as properties of a FileIO; None if jobs get no keys.
+        """Return a function that returns the keys of jobs, as properties of a FileIO.
 
-        The function may wait for another service, so it is called in a thread.
+        The function may wait for another service, so it is called in a thread. It raises StorageError if there are no
+        keys.
 
-        Raises:
-            StorageError: Raised by the returned function if there are no keys.
+        Returns:
+            None if jobs get no keys.
         """
         return None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         """Return the arguments of the job that checks access (`connector/jobs/access_check.py`).
 
-        Empty if there is no check.
+        The result is empty if the storage has no check.
 
         Args:
             root: The location of the warehouse.
+            settings: The settings of the server.
             name: The name of the object that the job may write.
         """
         return {}

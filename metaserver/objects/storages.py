@@ -37,5 +37,5 @@ def job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[
 
 
 def access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-    """Return the values besides the table that determine the access of clients, for all storages."""
+    """Return the values, other than the table, that determine the access of clients, for all storages."""
     return tuple(part for storage in SERVER_STORAGES.values() for part in storage.access_stamp(settings, delegation))

@@ -2,7 +2,7 @@
 
 Every client receives the address and region, which are not secret. The server's own keys are sent only to
 a client that requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets
-`s3_client_access = static`. They are not limited to the table, so this is for trusted networks. STS is
+`s3_client_access = static`. These keys are not limited to the table, so this is for trusted networks. STS is
 not supported, because most self-hosted stores lack its short-lived keys; remote signing and the objects
 gateway give the same limits without it. With `gateway`, the address is that of the gateway, which accepts
 only the keys that this catalog vends for one table.
@@ -14,7 +14,7 @@ only the keys that this catalog vends for one table.
 | static | address | keys | signing |
 | gateway | keys of the table | keys of the table | address |
 
-If a client lists several mechanisms, it gets the first that is allowed. PyIceberg lists vended-
+If a client lists several mechanisms, it gets the first mechanism that is allowed. PyIceberg lists vended-
 credentials by default.
 """
 
@@ -72,7 +72,8 @@ def storage_config(
 def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
     """Return how a client that sends this `X-Iceberg-Access-Delegation` gets access.
 
-    None if it gets only the address.
+    Returns:
+        None if the client gets only the address.
     """
     allowed = _ALLOWED[settings.s3_client_access]
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
@@ -98,9 +99,9 @@ def store_address(settings: Settings) -> dict[str, str]:
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {
         "client.region": settings.s3_region,
-        "s3.region": settings.s3_region,  # the name in PyIceberg and DuckDB
+        "s3.region": settings.s3_region,  # This is the name in PyIceberg and DuckDB.
         "s3.path-style-access": str(path_style).lower(),
-        "s3.force-virtual-addressing": str(not path_style).lower(),  # the name in PyIceberg
+        "s3.force-virtual-addressing": str(not path_style).lower(),  # This is the name in PyIceberg.
     }
     if endpoint:
         config["s3.endpoint"] = endpoint

@@ -2,7 +2,7 @@
 
 The results of `check`, `namespace_location` and `table_location` are below the warehouse or an allowed
 location, for any location or name from a client, and *for every reader*. Some readers decode percent
-escapes, replace backslashes or resolve dots. Locations with these are rejected, not corrected.
+escapes, replace backslashes or resolve dots. Locations that contain any of these are rejected, not corrected.
 
 Names become path segments of ASCII letters, digits, `_`, `-` and `.`. Other characters are replaced, and
 a hash distinguishes the results. Percent encoding is not used because engines differ in how they decode
@@ -27,7 +27,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 def safe_segment(name: str) -> str:
     """Return a path segment for any name.
 
-    It is the name itself if the name is plain, otherwise its plain characters and 64 bits of its hash.
+    The segment is the name itself if it has only plain characters. Otherwise it is the name's plain characters and 64
+    bits of its hash.
     """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
@@ -37,7 +38,7 @@ def safe_segment(name: str) -> str:
 
 
 def _join_path(parent: str, tail: str) -> str:
-    # Only file:/// itself has a trailing slash.
+    # Only the location file:/// itself has a trailing slash.
     return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
 
 
@@ -101,12 +102,12 @@ class Warehouse:
         A root is not a valid table location: dropping the table with its files would delete all other tables.
 
         Raises:
-            BadRequest: The location is elsewhere.
+            BadRequest: The location is not below a root.
         """
         return str(self.parse(location, subject, root_ok=root_ok))
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
-        """Return the parsed location, after the checks of `check`."""
+        """Return the parsed location. The checks are those of `check`."""
         parsed = parse_location(location, subject)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
@@ -119,13 +120,13 @@ class Warehouse:
         )
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
-        """Return the default location of a namespace. No other namespace has it."""
+        """Return the default location of a namespace. No other namespace has the same location."""
         return _join_path(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
         """Return a new location for a table.
 
-        Its UUID distinguishes it from a dropped table of the same name.
+        The table's UUID distinguishes the location from that of a dropped table with the same name.
 
         Raises:
             BadRequest: The namespace's location, a property that clients set, is outside the warehouse.

@@ -24,9 +24,9 @@ from seamark.metaserver.settings.settings import Settings
 DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
-"""Up to this size, computing a digest takes less time than a change of threads."""
+"""Up to this size, computing a digest takes less time than switching threads."""
 _MAPPED_SHARE = 8
-"""A mapped file counts an eighth of its size, because its pages belong to the kernel, which can reclaim them."""
+"""The fraction of a mapped file's size that counts. Its pages belong to the kernel, which can reclaim them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class FileCache:
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
         """Return a file from memory, the disk, or the storage.
 
-        If `is_checked` is False, the content may not match its digest. In this case, call the method again with
+        If `is_checked` is False, the content may not match its digest. If it does not, call the method again with
         True.
 
         Raises:

@@ -41,7 +41,7 @@ class PeerDamaged(PeerFailed):
 class PendingRequest:
     """A request that is in progress.
 
-    `acknowledged` is set when the first bytes of the answer arrive. `from_cache` is whether the replica
+    `acknowledged` is set when the first bytes of the answer arrive. `from_cache` states whether the replica
     already has the file.
     """
 
@@ -139,9 +139,9 @@ async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[byte
 
 @asynccontextmanager
 async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIterator[PeerClient]:
-    """Open a client. It uses https if the server has a certificate, because replicas have the same settings.
+    """Open a client. It uses https if the server has a certificate, because all replicas have the same settings.
 
-    The trusted certificate authorities are the system's and those of SEAMARK_CA.
+    It trusts the certificate authorities of the system and those in SEAMARK_CA.
     """
     try:
         trusted = build_client_context() if settings.tls_cert else None

@@ -1,16 +1,16 @@
 """The object storage for the rest of the server: whole immutable files are read through the replicas.
 
 Each file has an owner among the replicas (`membership.py`), which reads it from the storage and caches
-it. The other replicas request it from the owner. There are two rules. A peer that is slow, gone, full or
+it. The other replicas request the file from the owner. There are two rules. A peer that is slow, unavailable, full or
 wrong never fails a read, because then the storage is read. Content is used only if its digest and its
 signature match.
 
-An owner is slow if it has not begun to answer within about the 95th percentile of earlier times, or has
-not finished within that of earlier answers. Then the storage is read at the same time, and the first
+An owner is slow if it takes longer than about 95 % of earlier answers, until it begins to answer or until the answer is
+complete. Then the storage is read at the same time, and the first
 result is used (a hedged read). After some consecutive failures the owner is not used for a while, and its
-substitute reads the file for all.
+substitute reads the file for all replicas.
 
-Everything else (ranges, writes, listings, deletes, files whose names can be used again) goes to the
+All other requests (ranges, writes, listings, deletes, files whose names can be used again) go to the
 storage.
 """
 
@@ -58,7 +58,7 @@ class PeerCounts:
 
 
 class PeerObjects(ForwardingObjects):
-    """An ObjectStore that reads `stored` through the replicas.
+    """An ObjectStore that reads the files of the store `stored` through the replicas.
 
     An instance belongs to one event loop.
     """
@@ -180,7 +180,7 @@ class PeerObjects(ForwardingObjects):
         except PeerFailed as error:
             self.counts.failed += 1
             if pending.acknowledged.is_set() and not isinstance(error, PeerDamaged):
-                self._breaker(owner).record_success()  # It answers, but it does not have this file.
+                self._breaker(owner).record_success()  # The owner answers, but it does not have this file.
             else:
                 self._breaker(owner).record_failure(now_s)
             return None

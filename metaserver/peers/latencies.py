@@ -1,6 +1,6 @@
 """Decides how long to wait for a replica before the storage is also read, and which replicas are not used for a while.
 
-Callers pass the time; there is no input or output.
+Callers pass the time. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CircuitBreaker:
         return self._is_open
 
     def allows(self, now_s: float) -> bool:
-        """Return whether to send a request now. A trial counts as sent."""
+        """Return whether to send a request now. If the request is a trial, it counts as sent."""
         if not self._is_open:
             return True
         if now_s < self._until_s:

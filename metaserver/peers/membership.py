@@ -48,14 +48,14 @@ class Membership:
         return self.replica.address
 
     def rank_replicas(self, location: str) -> list[str]:
-        """Return the address of the replica that reads the file for all, then the address of its substitute.
+        """Return the address of the replica that reads the file for all replicas, then the address of its substitute.
 
-        Empty before the first renewal, and if this replica is alone.
+        The result is empty before the first renewal, and if this replica is alone.
         """
         return self._ring.rank(location) if len(self._replicas) > 1 else []
 
     async def run(self) -> None:
-        """Renew the lease until cancelled."""
+        """Renew the lease until the task is cancelled."""
         while True:
             await self.renew()
             await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.random_bytes(1)[0] / 510))
@@ -83,7 +83,7 @@ class Membership:
             _log.warning("the lease of this replica is not removed; it will expire", error=error.message)
 
     def replace(self, live: Sequence[Replica]) -> None:
-        """Use this list.
+        """Use this list of replicas.
 
         Replicas with another protocol are left out, because they cannot answer.
         """

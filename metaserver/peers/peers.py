@@ -86,9 +86,9 @@ class Peers:
     async def serving(
         self, limits: ConnectionLimits, tls: ssl.SSLContext | None, observer: RequestObserver
     ) -> AsyncIterator[None]:
-        """Answer other replicas during the block, and add this replica to their list.
+        """Answer other replicas while the context is active, and add this replica to their list.
 
-        `membership.run` keeps it in the list.
+        `membership.run` keeps this replica in the list.
         """
         async with serving_peers(
             self._server,

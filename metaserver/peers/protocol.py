@@ -1,4 +1,4 @@
-"""The protocol of replicas, version 1: a request for one immutable file, and the answer. No input or output.
+"""The protocol of replicas, version 1: a request for one immutable file, and the answer. The module does no I/O.
 
     GET /peers/v1/file
     Seamark-Peer-Location: <location, percent-encoded>
@@ -9,7 +9,7 @@
     <head: 80 bytes> <content>
 
 The answer's status line and headers are sent at once, and show that the replica is alive. With `storage`,
-the replica then reads the file. The head, all numbers big-endian:
+the replica then reads the file. The numbers in the head are big-endian:
 
     bytes  0–7   0: the content follows; 1: not in the storage; 2: too large; 3: failed
     bytes  8–15  length of the content

@@ -40,7 +40,7 @@ from seamark.metaserver.peers.protocol import (
 OPERATION = "peerFile"
 """The operation under which requests of replicas are counted."""
 _CACHE_WAIT_S = 0.003
-"""An answer that is ready within this time counts as an answer from the cache.
+"""The time within which an answer must be ready to count as an answer from the cache.
 
 A mapped file takes less than 1 ms.
 """
@@ -58,7 +58,7 @@ class RequestObserver(Protocol):
 class PeerServer:
     """Handles requests of other replicas.
 
-    At most `limit` requests run at a time. Others are refused with 503.
+    At most `limit` requests run at the same time. Further requests are refused with 503.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class PeerServer:
         if result is not None:
             # With a known length, the content needs no framing in chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
-        # This sends the headers.
+        # This call sends the headers.
         await response.prepare(request)
         if result is None:
             await asyncio.wait((reading,))
@@ -179,7 +179,7 @@ async def serving_peers(
     idle_timeout_s: float,
     shutdown_timeout_s: float,
 ) -> AsyncIterator[None]:
-    """Answer on `sock`, a bound socket, during the block."""
+    """Answer on `sock`, a bound socket, while the context is active."""
     runner = ConnectionRunner(
         server.build_app(),
         limits,

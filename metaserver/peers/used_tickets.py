@@ -1,6 +1,6 @@
-"""The tickets that a replica has accepted, each once.
+"""The tickets that a replica has accepted. It accepts each ticket once.
 
-They are in a file that the workers of a machine share, and that survives a restart. A ticket is kept
+The tickets are in a file that the workers of a machine share, and that survives a restart. A ticket is kept
 until it has ended. The file has a fixed size. If there is no room for a ticket, the ticket is refused,
 and the other replica then reads the storage. Tickets that are older than the file are also refused,
 because it is unknown which tickets the replica accepted before it had the file.
@@ -30,7 +30,7 @@ class TicketRecord(Protocol):
         """Return whether the ticket is used for the first time, and record that it is used.
 
         Args:
-            until_ms: The time from which it is refused because of its age.
+            until_ms: The time from which the ticket is refused because of its age.
         """
 
 
@@ -67,7 +67,7 @@ class UsedTickets:
             return False
         group = int.from_bytes(nonce[:4], "big") % _GROUPS
         first = _HEAD.size + group * _GROUP * _PLACE.size
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another worker holds it for microseconds
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds the lock for microseconds.
         try:
             free = None
             for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):

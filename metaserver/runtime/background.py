@@ -1,4 +1,4 @@
-"""Background work of a server. It runs until its block ends, and starts again after a failure."""
+"""Background work of a server. It runs until its context ends, and starts again after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger("seamark.server")
 def report(log: Callable[..., object], event: str, **fields: Any) -> None:
     """Call `log`, and ignore its errors.
 
-    Loops that must continue use it, because logging may fail, for example on a full disk.
+    Loops that must continue use this function, because logging may fail, for example on a full disk.
     """
     with contextlib.suppress(Exception):
         log(event, **fields)
@@ -28,7 +28,7 @@ def report(log: Callable[..., object], event: str, **fields: Any) -> None:
 
 @asynccontextmanager
 async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run `work` in the background during the block.
+    """Run `work` in the background while the context is active.
 
     A failure is logged, and `work` restarts after a delay.
     """
@@ -49,7 +49,7 @@ async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> A
 
 @asynccontextmanager
 async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run `work` once in the background, at most until the end of the block.
+    """Run `work` once in the background, at most until the context ends.
 
     A failure is logged.
     """
@@ -66,7 +66,7 @@ async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncI
 
 @asynccontextmanager
 async def _task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Cancel the task at the end of the block, and wait for it."""
+    """Run a task while the context is active. When the context ends, cancel the task, and wait until it has ended."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def gather(work: Sequence[Callable[[], Awaitable[T]]], concurrent_max: int = 0) -> list[T]:
-    """Return the results in the order of `work`, with at most `concurrent_max` running (0: all).
+    """Return the results in the order of `work`, with at most `concurrent_max` running at the same time (0: no limit).
 
     If one fails, the others are cancelled, and then its error is raised.
     """

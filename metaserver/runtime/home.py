@@ -43,7 +43,10 @@ _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 def prepare_home(settings: Settings) -> list[Path]:
     """Create the home folder, and make it and the server's files private.
 
-    The files include a SQLite database and cache folders elsewhere. Returns the paths that were not private.
+    The files include a SQLite database and cache folders outside the home folder.
+
+    Returns:
+        The paths that were not private.
 
     Raises:
         ConfigError: The folder cannot be created or made private.
@@ -61,7 +64,10 @@ def prepare_home(settings: Settings) -> list[Path]:
 
 
 def make_private(settings: Settings) -> list[Path]:
-    """Do the same as `prepare_home` without creating anything, and return the same."""
+    """Make the home folder and the server's files private, and return the paths that were not private.
+
+    The function is like `prepare_home`, but creates nothing.
+    """
     repaired: list[Path] = []
     try:
         if os.path.lexists(settings.home):
@@ -158,7 +164,7 @@ def _tighten_file(path: Path) -> list[Path]:
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Remove all permissions of group and others. Return [path] if there were any, otherwise []."""
+    """Remove all permissions of group and others. Return [path] if the path had any of them, otherwise []."""
     # Use a path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
@@ -207,12 +213,12 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
 
 @contextmanager
 def lock_home(settings: Settings) -> Iterator[None]:
-    """Hold the exclusive lock of the home during the block.
+    """Hold the exclusive lock of the home while the context is active.
 
     The kernel releases the lock (flock) when a server is killed.
 
     Raises:
-        ConfigError: Another server holds the lock; the message has its address.
+        ConfigError: Another server holds the lock; the message has the address of this server.
     """
     path = settings.home / LOCK_NAME
     try:

@@ -20,7 +20,7 @@ _HEADER_CHARS_MAX = 1000
 class Staleness:
     """The staleness that one request allows.
 
-    `wait_s` is how long to wait for a current value before an earlier value is used.
+    `wait_s` is the time for which to wait for a current value before an earlier value is used.
     """
 
     __slots__ = ("age_s", "limit_s", "wait_s")
@@ -42,13 +42,13 @@ _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
 def current_staleness() -> Staleness | None:
-    """Return the staleness that the current request allows; None if it needs current values."""
+    """Return the staleness that the current request allows; None if the request needs current values."""
     return _CURRENT.get()
 
 
 @contextmanager
 def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
-    """Set the value of `current_staleness` within the block, in this task and the tasks that it starts."""
+    """Set the value of `current_staleness` while the context is active, in this task and the tasks that it starts."""
     token = _CURRENT.set(staleness)
     try:
         yield
@@ -57,7 +57,7 @@ def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
 
 
 def parse_staleness_s(cache_control: str) -> int | None:
-    """Return the seconds that a Cache-Control header allows; None without such a directive.
+    """Return the seconds that a Cache-Control header allows; None if it has no such directive.
 
     If there are several directives, the smallest number is returned.
     """

@@ -17,20 +17,23 @@ from seamark.metaserver.services.job import Job
 WINDOW, PRIORITY = "seamark.services.window", "seamark.services.priority"
 NORMAL = "normal"
 PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
-"""The number that is added to the priority of a job. The priorities of services are 5 to 11."""
+"""The number that each value of the property adds to the priority of a job.
+
+The priorities of services are 5 to 11.
+"""
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _DAY = 24 * 60
 _WINDOWS_MAX = 24
 
 Window = tuple[int, int]
-"""A time window: its first minute of the day, and the minute after its last.
+"""A time window: its first minute of the day, and the minute after its last minute.
 
 The second number exceeds a day if the window ends on the next day.
 """
 
 
 def parse_windows(text: str) -> tuple[Window, ...] | None:
-    """Return the windows of a property; empty if the text has no windows, None if it is invalid."""
+    """Return the windows of a property; empty if the text names no window, None if it is invalid."""
     windows: list[Window] = []
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
@@ -46,7 +49,10 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
 
 
 def wait_s(windows: str, now_ms: int) -> float:
-    """Return the seconds until the next window begins; 0 within a window, or without a valid window."""
+    """Return the seconds until the next window begins.
+
+    The result is 0 if a window is open, or if no window is valid.
+    """
     parsed = parse_windows(windows)
     if not parsed:
         return 0.0

@@ -1,4 +1,4 @@
-"""The problems of a table, their costs for its queries, and the jobs that correct them."""
+"""The problems of a table, their costs for its queries, and the jobs that correct the problems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 
 _MANY_SNAPSHOTS = 100
-"""The number of snapshots from which metadata files are noticeably large.
+"""With at least this many snapshots, metadata files are noticeably large.
 
 A snapshot takes about 1 KB, and each query of an engine reads the file.
 """
@@ -61,9 +61,9 @@ def measure_health(
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.
         view: The view of the current snapshot; empty if the table has no snapshot.
-        settings: The settings, which decide the services that run.
+        settings: The settings, which determine the services that run.
         clock: The clock of the table services.
-        now_ms: The time by which snapshots and columns expire.
+        now_ms: The time that decides which snapshots and columns have expired.
     """
     target_bytes = max(1, count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     sizes = _measure_files(view, target_bytes, small_below(metadata) * target_bytes)
@@ -121,7 +121,7 @@ def problems_of_services(
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed.items():
-        # The index whose job failed has been dropped.
+        # The last job of this index failed, but the index has been dropped since.
         if service == INDEXING.name and not has_indexes:
             continue
         when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")

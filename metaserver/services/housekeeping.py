@@ -56,11 +56,11 @@ class Housekeeping:
         }
 
     async def run(self, holder: str) -> None:
-        """Run rounds until cancelled, while this worker or replica holds the lease."""
+        """Run rounds while this worker or replica holds the lease, until the task is cancelled."""
         interval_s = self._settings.housekeeping_interval_s
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
-            # Jitter prevents that replicas that start together always request the lease together.
+            # Jitter prevents that replicas that start together always try to take the lease at the same time.
             await asyncio.sleep(interval_s * (0.75 + self._clock.random_bytes(1)[0] / 510))
             try:
                 await lease.hold()
@@ -69,7 +69,7 @@ class Housekeeping:
             await self.round()
 
     async def round(self) -> dict[str, int]:
-        """Run all tasks once and return the count of each.
+        """Run all tasks once, and return the count that each task reports.
 
         A failed task does not stop the others.
         """

@@ -10,7 +10,10 @@ import msgspec
 from seamark.metaserver.store.model import NamespacePath
 
 JOB_S_MAX = 3600.0
-"""A job that takes longer is stopped; a repeated job continues where its last commit ended."""
+"""The maximum duration of a job.
+
+A job that takes longer is stopped. The next job continues after its last commit.
+"""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -46,12 +49,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """The top-level namespace. The queue is fair between tenants."""
+        """The top-level namespace of the table. The queue is fair between tenants."""
         return self.namespace[0] if self.namespace else ""
 
 
 class JobProgress(msgspec.Struct, frozen=True, rename="kebab"):
-    """The number of data files that a running job has read, and the number that it will read, if it is known.
+    """The number of data files that a running job has read, and the number that it will read, if this is known.
 
     All fields are 0 for a job that reads no files, or has just begun.
     """
@@ -63,7 +66,7 @@ class JobProgress(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 Report = Callable[[JobProgress], None]
-"""Receives the progress of a job."""
+"""A function that receives the progress of a job."""
 
 
 class JobFailed(Exception):

@@ -5,7 +5,7 @@ time. Among the jobs of a tenant, priority and then age decide. Idle time gives 
 later. So a tenant with thousands of tables delays only its own jobs.
 
 A tenant may have at most `_SHARE` times as many waiting jobs as there are free places, so some places
-always stay free for others. A refused job is proposed again when its table is examined again.
+always stay free for other tenants. A refused job is proposed again when its table is examined again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.store.model import NamespacePath
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
 _SHARE = 4
 _STARTED_S = 1.0
-"""The time that a started job is charged to its tenant, until its real time is known."""
+"""The time that a tenant is charged for a job that is running. The real time replaces it when the job ends."""
 _STALE_MIN = 1000
 
 Key = tuple[str, str]
@@ -43,8 +43,8 @@ class _Entry(msgspec.Struct):
 class QueuedJob(msgspec.Struct, frozen=True):
     """A waiting job.
 
-    It has the seconds since it was proposed, the seconds until it is due (negative if it has been due for
-    some time), and the number of failures of its last runs.
+    `waited_s` are the seconds since the job was proposed. `due_in_s` are the seconds until it is due, negative if it
+    has been due for some time. `failures` is the number of its runs that failed one after another.
     """
 
     job: Job
@@ -91,7 +91,7 @@ class JobQueue:
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
     def list_next(self, limit: int) -> list[QueuedJob]:
-        """Return the first waiting jobs: jobs that are due, by priority and age, then the others by time.
+        """Return the jobs that start first: jobs that are due, by priority and age, then the others by due time.
 
         The actual order may differ between tenants.
         """
@@ -123,8 +123,10 @@ class JobQueue:
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
         """Add the job, or replace the waiting job of the same table and service.
 
-        It is due in `delay_s` seconds, or when the pause after its last run has ended. Returns False if the
-        tenant has no free place.
+        The job is due in `delay_s` seconds, or when the pause after its last run has ended.
+
+        Returns:
+            False if the tenant has no free place.
         """
         key, due_s = job.key, self._now() + delay_s
         if key in self._running:
@@ -159,7 +161,7 @@ class JobQueue:
     async def take(self) -> Job:
         """Wait for a job that is due and return it.
 
-        The caller calls `finish` for it.
+        The caller calls `finish` when the job has ended.
         """
         while True:
             now = self._now()
@@ -228,7 +230,7 @@ class JobQueue:
         self._changed.set()
 
     def _rebuild(self) -> None:
-        """Drop stale items. Each change of a waiting job leaves a stale item."""
+        """Drop stale items of the heap. Each change of a waiting job leaves a stale item."""
         self._ready.clear()
         self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed)

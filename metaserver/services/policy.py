@@ -33,7 +33,7 @@ _SCHEDULING = (
     ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _is_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
     ServiceProperty(budgets.WINDOW, "", _is_window, "any time"),
 )
-"""The properties that apply to all services."""
+"""The properties that control the jobs of all services."""
 PROPERTIES: dict[str, ServiceProperty] = {
     declared.name: declared
     for properties in (*(service.policy() for service in SERVICES.values()), _SCHEDULING)
@@ -44,7 +44,7 @@ _SERVICE_BY_SWITCH = {service.switch: service for service in SERVICES.values() i
 
 
 def is_policy_property(name: str) -> bool:
-    """Return whether the name is a property of the table services, or begins like one of them.
+    """Return whether the name is a property of the table services, or has the prefix of such a property.
 
     The properties of the gateway's cache belong to no service.
     """
@@ -60,7 +60,10 @@ def similar_properties(name: str) -> str:
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return the error in a policy's properties: an unknown name, or an invalid value. None if they are valid."""
+    """Return the error in a policy's properties: an unknown name, or an invalid value.
+
+    None if all of them are valid.
+    """
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
@@ -80,7 +83,7 @@ class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
     """A property with its effective value.
 
     Attributes:
-        source: Table, namespace, setting or default.
+        source: Where the value is from: table, namespace, setting or default.
         namespace: The levels of the namespace that has the property.
         ignored: The reason why the server ignores the value, or None.
     """

@@ -1,8 +1,8 @@
-"""The server's part of a table service: it proposes jobs for a table, and reports the problems that they correct.
+"""The server's part of a table service: it proposes jobs for a table, and reports the problems that these jobs correct.
 
 A job may be killed at any time and may run twice: it works through the HTTP interface like any client,
-and each of its commits is atomic. So the queue needs no storage: a new leader examines every table and
-proposes the jobs again.
+and each of its commits is atomic. So the queue needs no storage. A replica that takes the lease examines every table
+and proposes the jobs again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.metaserver.store.model import Entry
 
 NEVER = math.inf
 RECHECK_S = 3600.0
-"""The time between two examinations for a service that depends on more than the table's metadata."""
+"""The time between two examinations of a table, for a service that depends on more than the table's metadata."""
 _REWRITE_PAUSE_MIN_S, _FILES_PLANNED_PER_S = 60.0, 1000
 
 
@@ -35,7 +35,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         service: The table service that corrects it.
         enabled: Whether the server runs the service for this table; None if there is no service.
-        after_s: The seconds until the table's window begins, if the service waits for it.
+        after_s: The seconds until the table's window begins, if the service waits for the window.
     """
 
     problem: str
@@ -52,7 +52,8 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
     Sizes are in bytes.
 
     Attributes:
-        deleted_records: The number from the totals of the snapshot. A row that is in two delete files counts twice.
+        deleted_records: The number of deleted rows in the totals of the snapshot. A row that is in two delete files
+            counts twice.
     """
 
     snapshot_id: int | None
@@ -107,7 +108,7 @@ class JobProposer(ABC):
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Return the seconds after which `propose` must be called again although the table has not changed.
 
-        NEVER if its result depends only on changes.
+        The result is NEVER if the proposal depends only on changes of the table.
         """
         return NEVER
 
@@ -139,7 +140,7 @@ class JobProposer(ABC):
 class RewriteProposer(JobProposer):
     """The server's part of a service that replaces data files or manifests.
 
-    The service cannot do this in tables of format version 1.
+    Such a service does not run on tables of format version 1.
     """
 
     def is_on(self, metadata: TableMetadata) -> bool:

@@ -70,15 +70,15 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 _FILES_PER_MANIFEST_MIN = 100
-"""If manifests have fewer data files than this on average, engines that plan themselves open many manifests."""
+"""If manifests have fewer data files than this on average, engines that plan on the client open many manifests."""
 _MANY_MANIFESTS = 20
 
 
 class Indexing(JobProposer):
     """Keeps indexes built, merged and audited.
 
-    It proposes a job for each table with enabled indexes. Which files lack an index is determined by the job,
-    because it needs the manifests, which are not read here. `seamark health` reports indexes next to the
+    It proposes a job for each table with enabled indexes. The job itself finds the files that lack an index, because
+    this needs the manifests, which a proposal does not read. `seamark health` reports problems of indexes next to the
     other problems.
     """
 
@@ -143,7 +143,7 @@ class Compaction(RewriteProposer):
 
 
 class TableClustering(RewriteProposer):
-    """Sorts new rows by the clustering columns of a table."""
+    """Sorts the new rows of a table by its clustering columns."""
 
     service = CLUSTERING
 
@@ -195,7 +195,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
 
     Args:
         properties: The properties of the table, including inherited properties.
-        by_default: Whether clustering runs on tables without its switch.
+        by_default: Whether clustering runs on tables that do not have the property that enables or disables it.
     """
     switch = CLUSTERING.switch
     assert switch is not None
@@ -266,14 +266,17 @@ class ColumnTtl(RewriteProposer):
 
 
 def _ttl_pause_s(policy: TtlPolicy) -> float:
-    """Return a hundredth of the shortest age, but 10 minutes to 6 hours, because each job plans the old partitions."""
+    """Return a hundredth of the shortest age, but at least 10 minutes and at most 6 hours.
+
+    The pause is this long because each job plans the old partitions.
+    """
     return min(max(min(policy.ages_h.values()) * 36.0, 600.0), 6 * 3600.0)
 
 
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
     """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
 
-    Both come from the metrics of manifests. Columns without metrics are ignored.
+    Both are from the metrics in manifests. Columns without metrics are ignored.
 
     Raises:
         BadRequest: The rule names a column that the table does not have.
@@ -305,7 +308,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
 
 
 class SnapshotExpiration(JobProposer):
-    """Removes old snapshots, and the files that no other snapshot needs."""
+    """Removes old snapshots, and the files that only these snapshots need."""
 
     service = EXPIRATION
     _PAUSE_MIN_S, _PAUSE_MAX_S = 60.0, 3600.0
@@ -313,7 +316,7 @@ class SnapshotExpiration(JobProposer):
     the manifests of the remaining snapshots."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job from the age of the oldest snapshot.
+        """Propose a job according to the age of the oldest snapshot.
 
         The server determines the expired snapshots when the job runs.
         """
@@ -356,10 +359,10 @@ class OrphanFileRemoval(JobProposer):
 
     service = ORPHAN_FILES
     _PAUSE_S = 24 * 3600.0
-    """The minimum time between two removals of a table. Each lists all of its files."""
+    """The minimum time between two removals for a table. Each removal lists all files of the table."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job once a day after a change, because metadata do not list orphan files."""
+        """Propose a job once a day if the table has changed, because metadata do not list orphan files."""
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
@@ -379,7 +382,7 @@ class TableStatistics(JobProposer):
     service = STATISTICS
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job from the summaries of the snapshots since the newest statistics."""
+        """Propose a job according to the summaries of the snapshots since the newest statistics."""
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
@@ -421,7 +424,7 @@ class ManifestRewriting(RewriteProposer):
 
     service = MANIFESTS
     _PAUSE_S = 600.0
-    """The minimum time between two rewrites of a table, because each writes a large part of its manifests.
+    """The minimum time between two rewrites of a table, because each rewrite writes a large part of its manifests.
 
     The pause is shorter after a job that found too few manifests: a table with frequent commits can have
     hundreds of manifests ten minutes later.
@@ -463,9 +466,9 @@ class BucketSplitting(RewriteProposer):
     service = BUCKET_SPLITTING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job while the table has a spec with fewer buckets.
+        """Propose a job while the table has a spec with fewer buckets than its current spec.
 
-        The job plans the table and finds the files of this spec.
+        The job plans the table and finds the files of the old spec.
         """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
@@ -513,6 +516,6 @@ def make_proposers(settings: Settings, clock: Clock) -> list[JobProposer]:
     """Return the server's part of every declared table service, in the order of the declarations.
 
     Raises:
-        KeyError: A declared service has no part here.
+        KeyError: A declared service has no proposer in `PROPOSERS`.
     """
     return [PROPOSERS[name](settings, clock) for name in SERVICES]

@@ -1,7 +1,7 @@
 """The running jobs with their progress, and the waiting jobs.
 
-The replica that runs the jobs writes them into the lease of the table services at each renewal. So each
-replica can list them, and they disappear when the lease ends.
+The replica that runs the jobs writes this state into the lease of the table services at each renewal. So each
+replica can list the jobs, and they disappear when the lease ends.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from seamark.metaserver.store.port import PointerStore
 NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
 OFF = "the setting services_workers is 0 on this server, and no other server runs them"
 WAITING_LISTED = 50
-"""The maximum number of waiting jobs in the lease. They take about 10 kB, which is written at each renewal."""
+"""The maximum number of waiting jobs in the lease. They take about 10 kB, which are written at each renewal."""
 NAMESPACES_LISTED = 500
-"""The maximum number of namespaces in the lease for the other waiting jobs."""
+"""The maximum number of namespaces that the lease lists for the remaining waiting jobs."""
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
@@ -47,9 +47,9 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
     """A job that waits. Times are in milliseconds since the epoch.
 
     Attributes:
-        asked_ms: The time at which it was proposed.
-        due_ms: The time from which it may start. It is in the past if the job waits for a free worker.
-        failures: The number of its failed runs since the last successful run.
+        asked_ms: The time at which the job was proposed.
+        due_ms: The time from which the job may start. It is in the past if the job waits for a free worker.
+        failures: The number of failed runs since the job's last successful run.
     """
 
     service: str
@@ -69,8 +69,8 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         waiting: The jobs that start next, at most `WAITING_LISTED`.
-        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`.
-        more: Whether some of these namespaces are not listed.
+        unlisted: The namespaces of the other waiting jobs, at most `NAMESPACES_LISTED`.
+        more: Whether some of these namespaces are missing in `unlisted`.
     """
 
     running: tuple[RunningJob, ...] = ()
@@ -78,9 +78,9 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     unlisted: tuple[NamespacePath, ...] = ()
     more: bool = False
     problem: str = ""
-    """Why the replica that holds the lease runs no jobs."""
+    """The reason why the replica that holds the lease runs no jobs."""
     is_held: bool = False
-    """Whether a replica holds the lease. It is true for each state that is read from the lease."""
+    """Whether a replica holds the lease. It is true for every state that was read from the lease."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
         """Return whether all waiting jobs in the namespaces for which `of` is true are listed."""
@@ -92,8 +92,8 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         running: Whether a replica runs table services now.
-        problem: The reason why no replica runs them; None if one does.
-        enabled: Whether a server is configured to run them, according to this server.
+        problem: The reason why no replica runs them; None if a replica does.
+        enabled: Whether the settings of some server enable them, according to this server.
     """
 
     running: bool
@@ -104,7 +104,8 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 class ServicesStatus:
     """The state of table services in this process.
 
-    `enabled` is whether its settings enable them. `problem` is why it cannot run them; empty if it can.
+    `enabled` states whether the settings of the process enable them. `problem` is the reason why the process cannot
+    run them; empty if it can.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -126,7 +127,10 @@ class RunningJobs:
 
     @contextmanager
     def running(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
-        """List the job as running during the block, which reports its progress through the yielded function."""
+        """List the job as running while the context is active.
+
+        The yielded function receives the progress of the job.
+        """
         self._jobs[job.key] = RunningJob(job.service, job.namespace, job.table, job.uuid, launcher, started_ms)
 
         def report(progress: JobProgress) -> None:
@@ -165,14 +169,14 @@ class RunningJobs:
 
 
 def encode_state(state: JobsState) -> str:
-    """Encode the state that the replica with the lease writes into it."""
+    """Encode the state that the replica with the lease writes into the lease."""
     return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """Load the jobs from the last renewal of the lease.
 
-    Empty if no replica runs table services, or if the replica has another version.
+    The result is empty if no replica runs table services, or if the replica has another version.
     """
     state = await store.lease_state(SERVICES, now_ms)
     try:
@@ -182,7 +186,7 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
 
 
 def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
-    """Return whether any replica runs the table services.
+    """Return the state of the table services of all replicas.
 
     Args:
         jobs: The state in the lease.

@@ -16,12 +16,12 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _ERROR_MAX = 1000
 _RUNS = 50
-"""The number of latest runs of a table in which the last run of each service is searched."""
+"""The number of latest runs of a table that are searched for the last run of each service."""
 FAILED_MS = 26 * 3_600_000
 """The time after which a failure is ignored.
 
 A failed job is repeated within an hour, or in the next window of its table. If it is not repeated within
-this time, its policy or index has been removed.
+this time, the policy or the index that required it has been removed.
 """
 _CLEAN_MAX = 100_000
 
@@ -31,7 +31,7 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
 
     Args:
         timeline: The timeline, which records the runs.
-        table_uuid: The UUID of the table.
+        table_uuid: The UUID of the table; None for all tables.
         since_ms: Failures before this time are left out: a job that still fails runs again within `FAILED_MS`.
     """
     wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
@@ -52,7 +52,8 @@ class RunLog:
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
         """Record an instant for a job that changed something or failed.
 
-        A job that had nothing to do is recorded only if its last run failed, to show that it no longer fails.
+        A job that had nothing to do is recorded only if its last run failed. The record shows that it no longer
+        fails.
         """
         if not totals and not error and not await self._has_failed(job):
             return

@@ -37,7 +37,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.timeline.timeline import Timeline
 
 IDLE_S = 60.0
-"""A worker without a job for this time is stopped, to free its memory."""
+"""If a worker has no job for this time, it is stopped to free its memory."""
 _RETRY_S = 5.0
 _PREFIX_OF_ALL_SERVICES = "seamark.services."
 """The prefix of the properties that control the jobs of every service."""
@@ -47,7 +47,7 @@ _log = structlog.get_logger("seamark.services")
 
 
 class JobObserver(Protocol):
-    """Receives the data for metrics."""
+    """Receives data about jobs for metrics."""
 
     def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None: ...
 
@@ -86,7 +86,7 @@ class Scheduler:
 
         Args:
             queue_limit: The maximum number of waiting jobs.
-            probe: A job that must succeed before this replica runs others.
+            probe: A job that must succeed before this replica runs other jobs.
             status: Receives the reason if this replica runs no jobs.
             rights: The rights of the principals that set policies.
         """
@@ -105,7 +105,7 @@ class Scheduler:
         self._observer = observer
 
     async def run(self) -> None:
-        """Run jobs while this replica has the lease, and wait while another has it, until cancelled."""
+        """Run jobs while this replica has the lease, and otherwise wait for the lease, until cancelled."""
         try:
             await self._take_turns()
         finally:
@@ -138,7 +138,8 @@ class Scheduler:
     async def _is_able(self) -> bool:
         """Return whether jobs of this replica can reach the server and the storage.
 
-        If not, the replica keeps the lease for a while, so that others can read the reason, and then releases it.
+        If they cannot, the replica keeps the lease for a while, so that other replicas can read the reason, and then
+        releases it.
         """
         if self._probe is None:
             return True
@@ -207,7 +208,7 @@ class Scheduler:
                     _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
                 await asyncio.sleep(_REFUSED_S if refused else SWEEP_S)
 
-        # The position is read before the first sweep, so that no change is missed between them.
+        # The position is read before the first sweep, so that changes after it are not missed.
         since = await self._timeline.head()
         work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
@@ -262,7 +263,7 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Return why the principals that set the job's policy may not run it; None if they may.
+        """Return why the principals that set the job's policy may not run the job; None if they may.
 
         The job has a token of the server, but a principal may have lost the right to change the table.
         """

@@ -56,18 +56,21 @@ async def open_scheduler(
     status: ServicesStatus,
     extensions: Extensions,
 ) -> AsyncIterator[Scheduler | None]:
-    """Open the scheduler, which the caller runs; None if the settings permit no jobs.
+    """Open the scheduler, which the caller runs. The result is None if the settings permit no jobs.
 
     Args:
+        settings: The settings.
         store: The pointer store, with the lease of the table services.
         timeline: The timeline, which the scheduler follows, and on which it records runs.
         load: Reads a metadata file.
         tokens: Issues the tokens of jobs.
+        clock: The clock.
         holder: Identifies this worker among all workers on the store.
         url: The URL of this server.
         certificate: The certificate that this server presents.
         observer: Receives the metrics of jobs.
         status: Receives the reason if no jobs run.
+        extensions: Names the modules of the processes that run jobs.
 
     Raises:
         ConfigError: A launcher that the settings permit is not installed.
@@ -125,7 +128,7 @@ async def open_scheduler(
 def _launcher(
     settings: Settings, login: JobLogin, environment: Mapping[str, str], extensions: Extensions
 ) -> LauncherChoice:
-    """Return the launchers that run one job at a time."""
+    """Return the launchers of one slot, in which one job runs at a time."""
     memory_bytes = settings.services_memory_bytes
     worker = WorkerProcess(login, extensions.job_worker, memory_bytes=memory_bytes, environment=environment)
     launchers: dict[str, Launcher] = {WORKER: worker}

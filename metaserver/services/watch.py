@@ -1,4 +1,4 @@
-"""Finds the tables for which services may propose jobs: changed tables, and in turn all tables."""
+"""Finds the tables for which services may propose jobs: the tables that have changed, and, in turn, all tables."""
 
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ SWEEP_S = 3600.0
 _PAGE = 100
 _BATCH = 500
 _CPU_SHARE = 0.015
-"""The share of time for which an examination of all tables may use the event loop, so that requests do not wait."""
+"""The maximum share of time for which a sweep uses the event loop, so that requests do not wait."""
 _FREE_TABLES = 200
 """The number of tables of a sweep that are examined without pauses."""
 _KNOWN_MAX = 1_000_000
 """The maximum number of tables whose state is remembered. A state takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
-"""The actions of jobs themselves, which must not lead to new jobs."""
+"""The actions that jobs themselves record. They must not lead to new jobs."""
 _log = structlog.get_logger("seamark.services")
 
 Examine = Callable[[Entry, TableMetadata], float]
-"""Returns the seconds after which the table must be examined again although it has not changed; infinity for never."""
+"""A function that examines a table.
+
+It returns the seconds after which the table must be examined again although it has not changed; infinity for
+never.
+"""
 Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
     """Calls `examine` with the current metadata of tables, including the policies of their namespaces.
 
-    `load` reads a metadata file. A sweep examines tables that have changed, or whose services are due. Of the
-    other tables it reads only the names, in pages of a hundred.
+    `load` reads a metadata file. A sweep examines tables that have changed, or whose services are due. It reads only
+    the names of the other tables, in pages of a hundred.
     """
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
@@ -61,10 +65,10 @@ class TableWatch:
         """
 
     async def follow(self, examine: Examine, since: str | None) -> None:
-        """Examine each table soon after it changes, until cancelled.
+        """Examine each table soon after it changes, until the task is cancelled.
 
         Args:
-            since: The position on the timeline.
+            since: The position on the timeline from which to follow.
         """
         async with self._timeline.watch_instants(InstantFilter(since=since), counted=False) as watcher:
             while True:
@@ -80,9 +84,9 @@ class TableWatch:
                         await self._examine(entry, await load_policies(self._store, namespace), examine)
 
     async def sweep(self, examine: Examine, *, pause: bool = True) -> int:
-        """Examine all tables that have changed or are due, and return their number.
+        """Examine all tables that have changed or are due, and return the number of examined tables.
 
-        By default, pauses limit the time that the sweep keeps the event loop busy.
+        By default, pauses limit the time for which the sweep keeps the event loop busy.
         """
         examined = 0
         due_before, self._due_by_state = self._due_by_state, {}
@@ -106,7 +110,7 @@ class TableWatch:
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
-        """Return the table's current state; None if there is no such table, or its metadata cannot be read."""
+        """Return the table's current state; None if the table does not exist, or its metadata cannot be read."""
         entry = await self._store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             return None
@@ -120,7 +124,7 @@ class TableWatch:
     async def list_setters(self, entry: Entry) -> dict[str, str]:
         """Return the principals that set the properties of the table's policy, by property.
 
-        Empty if the table's metadata cannot be read.
+        The result is empty if the table's metadata cannot be read.
         """
         try:
             metadata = await self._load(entry.metadata_location)

@@ -1,4 +1,4 @@
-"""The settings of files that the replicas of a catalog share, and of a server that tenants share."""
+"""The settings for the files that the replicas of a catalog share, and for a server that tenants share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the objects gateway and of its cache; a part of `settings.py`."""
+"""The settings of the objects gateway and of its cache. They are a part of `settings.py`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def setting(
 
 
 def _add_switches(settings: type[_Class]) -> type[_Class]:
-    """Add the settings of table services to a class, after its own settings, for `dataclass` to read."""
+    """Add the settings that enable table services to a class, after its own settings, for `dataclass` to read."""
     for service in SERVICES.values():
         if service.setting is not None:
             settings.__annotations__[service.setting] = bool
@@ -57,7 +57,7 @@ class _SwitchSettings:
     )
 
     def runs_by_default(self, service: TableService) -> bool:
-        """Return whether a table service works on tables that do not set its switch."""
+        """Return whether a table service works on tables that do not have the property to enable or disable it."""
         return service.setting is None or bool(getattr(self, service.setting))
 
 

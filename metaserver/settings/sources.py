@@ -166,7 +166,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
 
 
 def _as_location(text: str) -> str:
-    """Return the URL that a path, or a location written by Hadoop or Java, probably means; otherwise empty."""
+    """Return the URL that a path, or a location written by Hadoop or Java, probably means; empty if there is none."""
     scheme, separator, after_scheme = text.partition("://")
     rules = rules_of(scheme)
     if rules is not None and scheme in rules.aliases:

@@ -1,4 +1,4 @@
-"""Leases: at most one worker of all replicas does a piece of background work at a time."""
+"""Leases: at most one worker of all replicas performs a background task at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
 SERVICES = "services"
-"""The lease of the replica that runs the table services. Commits of its jobs name the lease's fencing number."""
+"""The name of the lease of the replica that runs the table services.
+
+Commits of jobs name the lease's fencing number.
+"""
 
 
 class LeaseLost(Exception):
@@ -34,10 +37,10 @@ class Lease:
         """The fencing number: it rises each time the holder changes. Valid after `hold`."""
 
     async def hold(self, state: str = "") -> None:
-        """Take the lease, or renew it when a third of it has passed.
+        """Take the lease, or renew it when a third of its time has passed.
 
         Args:
-            state: What others may read while the lease is held, in `PointerStore.lease_state`.
+            state: A text that others may read while the lease is held (`PointerStore.lease_state`).
 
         Raises:
             LeaseLost: Another holder has the lease.
@@ -57,7 +60,7 @@ class Lease:
         self._until_s = now_s + self.lasts_s
 
     async def release(self) -> None:
-        """End the lease now, so that another holder need not wait until it expires. Never raises."""
+        """End the lease now, so that another holder does not wait until it expires. The method never raises."""
         now_ms = self._clock.now_ms()
         with suppress(SeamarkError):
             await self._store.transact(

@@ -57,12 +57,14 @@ class Entry(msgspec.Struct, frozen=True):
     created_ms: int = 0
     updated_ms: int = 0
     index_version: int = 0
-    """Increases with each change of the table's registered index files. It is set if the entry was read by its name.
-    0: the table has no index files, or the entry was not read by its name.
+    """The version of the table's registered index files, which increases with each change of them.
+
+    It is 0 if the table has no index files, or if the entry was not read by its name.
     """
     flushed: str = ""
-    """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order. One
-    statement reads the offsets and the pointer, so both belong together. Empty for other tables.
+    """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order.
+
+    One statement reads the offsets and the pointer, so both are from the same state. Empty for other tables.
     """
 
     def parse_flushed_offsets(self) -> dict[int, int]:
@@ -90,8 +92,8 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 def make_retained_id(uuid: str) -> str:
     """Return the id of an entry that is retained and was not dropped with an id.
 
-    The id differs from all ids of dropped entries: clients choose the UUIDs of tables, and see the ids of dropped
-    entries.
+    The id differs from all ids of dropped entries. This matters because clients choose the UUIDs of tables, and see
+    the ids of dropped entries.
     """
     return f"retained-{uuid}"
 
@@ -104,13 +106,13 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     this id to learn the outcome.
     """
     action: str
-    """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (kebab-case)."""
+    """The action in kebab-case: create, commit, replace, drop, undrop, purge, rename, register, unregister, …"""
     state: InstantState
     kind: EntryKind
     namespace: NamespacePath
     name: str
     uuid: str
-    """UUID of the table or view; it does not change with renames."""
+    """The UUID of the table or view. It does not change with renames."""
     requested_ms: int
     completed_ms: int | None = None
     who: str = "anonymous"
@@ -120,23 +122,23 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """Hash of a request that can be applied only once, because it adds a snapshot."""
     summary: dict[str, Any] = {}
     position: str = ""
-    """The position from which a reader continues (`instants(since=…)`). The store sets it. Positions are opaque, sort
-    in the order of visibility, and change with the state of the instant.
+    """The position from which a reader continues (`instants(since=…)`). The store sets it. Positions are opaque,
+    sort in the order of visibility, and change when the state of the instant changes.
     """
 
 
 class IndexFileState(StrEnum):
     LIVE = "live"
     SUPERSEDED = "superseded"
-    """Replaced by other index files; kept until no plan reads it."""
+    """Other index files have replaced the file. It is kept until no plan reads it."""
     QUARANTINED = "quarantined"
-    """Found damaged; kept for analysis."""
+    """The file was found damaged. It is kept for analysis."""
 
 
 class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """A registered index file.
 
-    The file contains all of these fields, so the registry can be rebuilt from storage.
+    The file itself contains all of these fields, so the registry can be rebuilt from storage.
     """
 
     uuid: str
@@ -147,11 +149,11 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
     kind: str
     level: int
     files: int
-    """The number of data files that it describes."""
+    """The number of data files that the index file describes."""
     rows: int
     size_bytes: int
     snapshot_id: int | None
-    """The snapshot it was built for; None when unknown (for a merged file)."""
+    """The snapshot for which the file was built; None if it is unknown, as for a merged file."""
     created_ms: int
     state: IndexFileState = IndexFileState.LIVE
     changed_ms: int = 0
@@ -160,7 +162,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """The last sequence of a producer in a table, and its snapshot."""
+    """The last sequence that a producer committed to a table, and the snapshot of that commit."""
 
     sequence: int
     snapshot_id: int | None
@@ -168,12 +170,15 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 
 class StoredPlanTable(msgspec.Struct, frozen=True):
-    """A name under which engines read a table as one plan selected it, and the files that were written for it."""
+    """A name under which engines read only the files that one plan of a table selected."""
 
     id: str
     namespace: NamespacePath
     name: str | None
-    """The name. None after the plan is retired: another plan may use the name, and the files are to be deleted."""
+    """The name.
+
+    None after the plan is retired. Then another plan may use the name, and the files are to be deleted.
+    """
     of_name: str
     """The name of the planned table."""
     uuid: str
@@ -181,23 +186,23 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     location: str
     """The location of the metadata file."""
     files: tuple[str, ...]
-    """All files that were written for it, the metadata file last."""
+    """All files that were written for the plan. The metadata file is last."""
     snapshot_id: int
     file_count: int
-    """The number of data files that the plan kept, and their bytes."""
+    """The number of data files that the plan kept. The next field is their total size in bytes."""
     size_bytes: int
     considered_count: int
-    """The number of data files of the snapshot, and their bytes; None when not all manifests were read."""
+    """The number of data files of the snapshot, and below, their bytes. None if not all manifests were read."""
     considered_bytes: int | None
     expires_ms: int
     audience: str | None = None
-    """The value of `X-Seamark-Plans` of the plan. Only requests with the same value can use the plan. None: the plan
-    has a name for all readers of the table.
+    """The value of `X-Seamark-Plans` with which the plan was requested. Only requests with the same value can use
+    the plan. If it is None, the plan has a name for all readers of the table.
     """
     shown_id: int | None = None
     """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
     shown: str | None = None
-    """The snapshot that makes the plan visible, as JSON."""
+    """The snapshot that makes the plan visible to the audience, as JSON."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
@@ -213,7 +218,10 @@ class IdempotencyRecord(msgspec.Struct, frozen=True):
 
     key: str
     scope: str
-    """Principal, method and path. A client that uses a key for another request makes a mistake."""
+    """The principal, method and path of the request.
+
+    Using the key for another request is an error of the client.
+    """
     request_hash: str
     status: int
     body: bytes | None = None
@@ -240,7 +248,8 @@ class ColumnReads(msgspec.Struct, frozen=True):
     """Reads of one column of a table.
 
     Attributes:
-        oldest_age_d: The age of the oldest partition that they read, in whole days; `ALL_AGES` for the whole table.
+        oldest_age_d: The age in whole days of the oldest partition that was read; `ALL_AGES` if the whole table was
+            read.
     """
 
     column_id: int
@@ -260,7 +269,9 @@ ALL_AGES = 1 << 30
 class AccessToken(msgspec.Struct, frozen=True):
     """The public part of a bearer token.
 
-    `digest` is SHA-256 of the secret (256 random bits, so that salt or stretching is not needed)."""
+    `digest` is the SHA-256 of the secret. The secret has 256 random bits, so neither salt nor key stretching is
+    needed.
+    """
 
     id: str
     name: str
@@ -283,19 +294,24 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """A server that shares the database, and how other replicas reach it."""
+    """A server that shares the database with others, and the address at which the other replicas reach it."""
 
     address: str
-    """The host:port at which it answers other replicas."""
+    """The host:port at which the replica answers other replicas."""
     weight: int
-    """Its share of the files that the replicas cache for each other, in proportion to the weights of all."""
+    """The weight of the replica. Its share of the files that the replicas cache for each other is its weight,
+    divided by the sum of all weights.
+    """
     version: str
-    """The version of the program."""
+    """The version of the replica's program."""
     protocol: int
-    """The version of the protocol between replicas."""
+    """The version of the protocol that the replica uses with other replicas."""
     started_ms: int
     expires_in_ms: int = 0
-    """The remaining time of its lease by the clock of the database. It is set when the replica is read."""
+    """The remaining time of the replica's lease by the clock of the database.
+
+    It is set when the replica is read.
+    """
 
 
 class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
@@ -316,9 +332,9 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     key: str
     """The canonical form of the location: different keys are different locations."""
     shared: bool = False
-    """Whether others may also claim it as shared: a folder for files of several tables."""
+    """Whether other entries may also claim the location as shared: a folder for files of several tables."""
     shown: str = ""
-    """The location as the client wrote it, for messages. `what` says what the location is."""
+    """The location as the client wrote it, for messages. `what` is the description of the location."""
     subject: str = "The location"
 
     def make_overlap_error(self) -> BadRequest:
@@ -331,12 +347,12 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The table, view or function `uuid` has files at `location` (a key) or below."""
+    """A location (a key) that a table, view or function claims: the entry `uuid` has files at the location or below."""
 
     location: str
     uuid: str
     shared: bool
     allowed: bool = False
-    """Whether the entry claims nothing there and may only name files of others."""
+    """Whether the entry does not claim the location, but may name files of other entries there."""
     spelled: str = ""
     """The location in the form in which it was claimed; `location` is its key. Empty for claims of earlier versions."""

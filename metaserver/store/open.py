@@ -1,6 +1,6 @@
 """Opens the pointer store by its URL: `sqlite:///absolute/path` or `postgresql://user:password@host:port/database`.
 
-Errors never contain the URL, because it may contain a password.
+Error messages never contain the URL, because it may contain a password.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ async def open_store(
     """Open the store that a URL names.
 
     Args:
+        url: The URL of the database.
+        clock: The clock.
         queue_limit: The number of transactions that may wait for SQLite's writer.
         pool_min: The minimum number of connections to PostgreSQL.
         pool_max: The maximum number of connections to PostgreSQL.
@@ -45,7 +47,7 @@ async def open_store(
         keeps_reads: Whether to keep results of reads from PostgreSQL for requests that allow stale answers.
 
     Raises:
-        ConfigError: The URL has another kind, the database is unsuitable, or it refuses the credentials.
+        ConfigError: The URL is of an unknown kind, the database is unsuitable, or it refuses the credentials.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
@@ -70,7 +72,7 @@ async def open_store(
 
 def _sqlite_path(url: str) -> Path:
     parts = urlsplit(url)
-    # Three or four slashes: both are absolute paths.
+    # A URL with three or four slashes has an absolute path.
     path = "/" + unquote(parts.path).lstrip("/")
     if parts.netloc or path == "/":
         raise ConfigError(

@@ -96,7 +96,7 @@ class SwapPointer(Operation, frozen=True):
     holder: str = ""
     """The process that commits.
 
-    LostRace is raised while another process has priority for the table (`TakePriority`).
+    While another process has priority for the table (`TakePriority`), LostRace is raised.
     """
 
 
@@ -122,11 +122,11 @@ class RenameEntry(Operation, frozen=True):
 class DropEntry(Operation, frozen=True):
     """Remove a name.
 
-    Index files and producers are removed with the last name of the table, live or dropped. With `keep`, the entry is
-    kept as a DroppedEntry (the store sets its `entry` from the row).
+    Index files and producers are removed with the last name of the table, live or dropped. If `keep` is set, the
+    entry is kept as this DroppedEntry. The store sets the `entry` of the DroppedEntry from the row.
 
     Raises:
-        CommitConflict: `expected_location` is set and the pointer differs.
+        CommitConflict: `expected_location` is set and the pointer differs from it.
     """
 
     kind: EntryKind
@@ -152,15 +152,16 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the caller knows that the retention has not passed, even if the clock says that it has."""
+    """Whether the caller is certain that the retention has not ended, even if the clock says that it has."""
 
 
 class ForgetDropped(Operation, frozen=True):
-    """Remove a dropped entry permanently (before its purge).
+    """Remove a dropped entry permanently, before its purge.
 
     Raises:
-        NotFound: The entry no longer exists: another replica was faster.
-        CommitConflict: With `unshared`, another live or dropped entry has its UUID, and so uses the same files.
+        NotFound: The entry no longer exists, because another replica was faster.
+        CommitConflict: `unshared` is set, and another live or dropped entry has the same UUID, so it uses the same
+            files.
     """
 
     dropped_id: str
@@ -171,8 +172,9 @@ class ClaimLocations(Operation, frozen=True):
     """Add locations to the claims of the UUID.
 
     Raises:
-        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID: live, dropped, or
-            being purged.
+        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID. The other entry
+            may
+            be live, dropped, or being purged.
     """
 
     uuid: str
@@ -180,9 +182,9 @@ class ClaimLocations(Operation, frozen=True):
     fresh: bool = False
     """Whether to raise BadRequest if the UUID already has claims."""
     namespace: NamespacePath = ()
-    """The namespace of the new name, if set.
+    """The namespace of the new name, if it is set.
 
-    The location may then be that of an entry that was dropped with this name.
+    In this case, the location may be that of an entry that was dropped with this name.
     """
     name: str = ""
     checked: bool = True
@@ -190,12 +192,15 @@ class ClaimLocations(Operation, frozen=True):
     returns: bool = False
     """Whether this operation may restore the entry.
 
-    If so, a live entry with the same location raises CommitConflict.
+    If it may, a live entry with the same location raises CommitConflict.
     """
 
 
 class AllowLocations(Operation, frozen=True):
-    """Let the table name files at these locations, which others may own; this replaces the earlier list."""
+    """Let the table name files at these locations, which other entries may claim.
+
+    The list replaces the earlier list.
+    """
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
@@ -204,7 +209,7 @@ class AllowLocations(Operation, frozen=True):
 class ReleaseLocations(Operation, frozen=True):
     """Remove the claims of a UUID that has no name, live or dropped.
 
-    With `retained`, keep them for the namespace of this entry instead, because files are left.
+    If `retained` is set, the claims are kept for the namespace of this entry instead, because files are left.
     """
 
     uuid: str
@@ -212,17 +217,17 @@ class ReleaseLocations(Operation, frozen=True):
 
 
 class CheckRetained(Operation, frozen=True):
-    """Record when files of a retained entry were last found."""
+    """Record when the server last found files of a retained entry."""
 
     uuid: str
     now_ms: int
 
 
 class ReplaceIndexFiles(Operation, frozen=True):
-    """Add live index files of one definition and supersede others.
+    """Add live index files of one definition, and supersede others.
 
-    A repeat, whose `add` is registered in any state, changes nothing. The result of this operation and of the next
-    two is the new index version.
+    If the files of `add` are registered already, in any state, the operation is a repeat and changes nothing. The
+    result of this operation, of `QuarantineIndexFile` and of `ForgetIndexFile` is the new index version.
 
     Raises:
         CommitConflict: A file of `remove` is not live.
@@ -238,7 +243,7 @@ class ReplaceIndexFiles(Operation, frozen=True):
 
 
 class QuarantineIndexFile(Operation, frozen=True):
-    """Stop the use of a live index file; the state of others does not change.
+    """Stop the use of a live index file. A file in another state does not change.
 
     Raises:
         NotFound: The file is not registered.
@@ -251,7 +256,7 @@ class QuarantineIndexFile(Operation, frozen=True):
 
 
 class ForgetIndexFile(Operation, frozen=True):
-    """Remove the row of an index file that is not live (the file is deleted, or will be).
+    """Remove the row of an index file that is not live. The file is deleted, or will be deleted.
 
     Raises:
         CommitConflict: The file is live.
@@ -265,11 +270,12 @@ class ForgetIndexFile(Operation, frozen=True):
 class AdvanceProducer(Operation, frozen=True):
     """Record that the producer has committed `sequence`. The first sequence may be any number.
 
-    Rows stay until the table's last name is removed. They do not expire: a late repeat would be applied again, and its
-    rows duplicated. There are at most as many rows as commits, and each commit leaves a longer row in the timeline.
+    Rows stay until the table's last name is removed. They do not expire. Otherwise, a repeat that arrives late would
+    be applied again, and its rows would be duplicated. There are at most as many rows as commits, and each commit
+    leaves a longer row in the timeline.
 
     Raises:
-        CommitConflict: `sequence` is not above the last sequence.
+        CommitConflict: `sequence` is not greater than the last sequence.
         NoSuchTable: No live name refers to the table.
     """
 
@@ -285,7 +291,7 @@ class AdvanceProducer(Operation, frozen=True):
 class OpenStream(Operation, frozen=True):
     """Make a table a stream table: each shard that has no flushed offset gets the offset 0.
 
-    The offsets are positions in one log. A second log has other rows at the same offsets.
+    The offsets are positions in one log. Another log has other rows at the same offsets.
 
     Raises:
         LogUnavailable: The rows of the table are in another log.
@@ -319,16 +325,16 @@ class MoveFlushedOffsets(Operation, frozen=True):
 
 
 class KeepPlanTable(Operation, frozen=True):
-    """Store the plan, unless another plan has its name: then extend the lease of that plan to the new lease.
+    """Store the plan. If another plan has the name already, extend the lease of that plan to the new lease instead.
 
-    The result is the PlanTable that has the name.
+    The result is the StoredPlanTable that has the name.
     """
 
     plan: StoredPlanTable
 
 
 class RenewPlanTable(Operation, frozen=True):
-    """Extend the lease to at least that time.
+    """Extend the lease so that it ends at `expires_ms` or later.
 
     The result is a bool: False if the plan is retired or removed.
     """
@@ -340,8 +346,8 @@ class RenewPlanTable(Operation, frozen=True):
 class LeasePlanSnapshots(Operation, frozen=True):
     """Set the leases of an audience's plan snapshots of one table.
 
-    Leases become no shorter, except that `withdraw` ends them at `expires_ms`. The result is the number of existing
-    plans.
+    A lease never becomes shorter, unless `withdraw` is set, which ends the leases at `expires_ms`. The result is the
+    number of existing plans.
     """
 
     namespace: NamespacePath
@@ -353,9 +359,9 @@ class LeasePlanSnapshots(Operation, frozen=True):
 
 
 class DropPlanSnapshots(Operation, frozen=True):
-    """Retire the plan snapshots of a table with these ids, of all audiences.
+    """Retire the plan snapshots of a table with these ids, for all audiences.
 
-    The result is their number.
+    The result is the number of retired plan snapshots.
     """
 
     namespace: NamespacePath
@@ -364,9 +370,9 @@ class DropPlanSnapshots(Operation, frozen=True):
 
 
 class RetirePlanTables(Operation, frozen=True):
-    """Retire plans whose lease ended before that time, oldest first.
+    """Retire plans whose lease ended before the given time, oldest first.
 
-    The result is their number.
+    The result is the number of retired plans.
     """
 
     before_ms: int
@@ -374,7 +380,7 @@ class RetirePlanTables(Operation, frozen=True):
 
 
 class ForgetPlanTable(Operation, frozen=True):
-    """Remove the row of a retired plan whose files are deleted. A plan with a name stays."""
+    """Remove the row of a retired plan whose files are deleted. The row of a plan that still has a name stays."""
 
     id: str
 
@@ -484,23 +490,24 @@ class SaveCursor(Operation, frozen=True):
 
 
 REWRITE = "rewrite "
-"""The prefix of a lease name; the UUID of a table follows. The lease is that of a job that rewrites files of the table.
-Its row is removed with the table's rows.
+"""The prefix of the name of a lease. The UUID of a table follows.
+
+A job that rewrites files of the table holds the lease. Its row is removed with the table's rows.
 """
 
 
 class TakeLease(Operation, frozen=True):
-    """Get or renew the named lease for `holder` until `until_ms`.
+    """Take or renew the named lease for `holder` until `until_ms`.
 
     The result of this operation is an int: the fencing number, which rises each time the holder changes.
 
     Attributes:
-        state: What the holder publishes, until it renews the lease or loses it.
+        state: A text that the holder publishes. It is valid until the holder renews or loses the lease.
 
     Raises:
-        CommitConflict: The lease of another holder is valid at `now_ms`. A lease that ends long after the new lease
-        does
-            not count: its holder's clock was ahead.
+        CommitConflict: Another holder has a lease that is valid at `now_ms`. A lease that ends long after the new
+            lease
+            is ignored: its holder's clock was ahead.
     """
 
     name: str
@@ -511,8 +518,10 @@ class TakeLease(Operation, frozen=True):
 
 
 PRIORITY = "priority "
-"""The prefix of a lease name; the UUID of a table follows. The lease is that of a process that has lost several races
-for the table's pointer. Its row is removed with the table's rows.
+"""The prefix of the name of a lease. The UUID of a table follows.
+
+A process that has lost several races for the table's pointer holds the lease. Its row is removed with the table's
+rows.
 """
 
 
@@ -529,7 +538,7 @@ class TakePriority(Operation, frozen=True):
 
 
 class EndPriority(Operation, frozen=True):
-    """End the priority of `holder`, if it has priority."""
+    """End the priority of `holder` if it has priority."""
 
     uuid: str
     holder: str
@@ -547,7 +556,7 @@ class CheckFence(Operation, frozen=True):
 
 
 class RenewReplica(Operation, frozen=True):
-    """Add the replica or renew its lease, for `lease_ms` from now by the clock of the database.
+    """Add the replica, or renew its lease, for `lease_ms` from now by the clock of the database.
 
     The operation also removes rows that expired long ago. The result is the list of all replicas with live leases.
     """

@@ -3,11 +3,11 @@
 If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a
 minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time
 that it has seen pass. Between two looks on one machine, the monotonic clock measures the time. Between looks on
-different machines, or after a restart of the machine, the catalog believes a difference of up to an hour. Any other
-difference is a gap: the clock may have jumped, or no server ran. Time in a gap does not count. So in either case
-nothing is deleted too early, and everything is deleted later.
+different machines, or after a restart of the machine, the catalog accepts a difference of up to an hour. Any other
+difference is a gap: the clock may have jumped, or no server ran. Time in a gap does not count. So
+nothing is deleted too early, but deletions may be late.
 
-If a clock goes back, later gaps are forgotten, because their end is in the future.
+If a clock goes back, later gaps are removed, because their end is in the future.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from seamark.metaserver.store.port import PointerStore
 
 _CURSOR = "seamark clock"
 _TOLERATED_MS = 60_000
-"""The maximum difference between the clock and the monotonic clock between two looks.
+"""The maximum difference between the clock and the monotonic clock between two looks that is not a gap.
 
 Corrections of a clock are smaller.
 """
 _BELIEVED_MS = 3_600_000
-"""The longest time between two looks that is believed without a monotonic clock, for example after a restart."""
+"""The longest time between two looks that counts as passed without a monotonic clock, for example after a restart."""
 _SAVED_EVERY_MS = 60_000
 _GAPS_MAX = 100
 
 Gap = tuple[int, int]
-"""The start and the end of a gap, in milliseconds since the epoch."""
+"""The start and the end of a gap in the seen time, in milliseconds since the epoch."""
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """The last look at the clock, and the gaps before it, the oldest first."""
+    """The last look at the clock, and the gaps before it, oldest first."""
 
     since_ms: int
     now_ms: int
@@ -50,22 +50,22 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class PassedTime(msgspec.Struct, frozen=True):
-    """The clock at one moment, and the gaps before it."""
+    """The clock at one moment, with the gaps before this moment."""
 
     now_ms: int
     since_ms: int
-    """The first look at the clock. All time before it counts."""
+    """The time of the first look at the clock. All time before it counts."""
     gaps: tuple[Gap, ...] = ()
 
     def measure_ms(self, start_ms: int, end_ms: int) -> int:
-        """Return the milliseconds that have passed at least; negative if `start_ms` is after `end_ms`."""
+        """Return the minimum of milliseconds that have passed; negative if `start_ms` is after `end_ms`."""
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
         return end_ms - start_ms - sum(uncounted)
 
     def ago(self, age_ms: int) -> int:
-        """Return the latest time since which `age_ms` have passed: older files may be deleted."""
+        """Return the latest time since which `age_ms` have passed. Files that are older may be deleted."""
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
             counted_ms = until_ms - end
@@ -76,9 +76,9 @@ class PassedTime(msgspec.Struct, frozen=True):
 
 
 async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
-    """Return the time that has passed until now.
+    """Return the time that has passed until now, and record this look at the clock.
 
-    Records the look. Unless the clock has jumped, it is recorded at most once a minute.
+    Unless the clock has jumped, a look is recorded at most once a minute.
     """
     text = await store.cursor(_CURSOR)
     last = None if text is None else from_json(text, _Look)
@@ -97,7 +97,7 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
         return _Look(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
     if is_first_merged and now_ms < gaps[0][1]:
-        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # It is unknown which of these gaps are over.
+        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # It is unknown which of these gaps have ended.
     gaps = tuple((start, min(end, now_ms)) for start, end in gaps if start < now_ms)
     seen_ms = now_ms - last.now_ms
     if machine == last.machine and monotonic_s >= last.monotonic_s:
@@ -107,13 +107,13 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
     else:
         is_gap = seen_ms > _BELIEVED_MS
     if is_gap and gaps and gaps[-1][1] >= last.now_ms:
-        # Two replicas with different clocks would otherwise add a gap at each look.
+        # If two replicas have different clocks, each look would otherwise add a gap.
         gaps = (*gaps[:-1], (gaps[-1][0], now_ms))
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:
-        # Merge two gaps into one that is as long as both: less time counts between them, and no time is lost before
-        # them.
+        # Merge two gaps into one that is as long as both. Less time counts between them, and no time before them is
+        # lost.
         (start, end), (next_start, next_end) = gaps[:2]
         gaps, is_first_merged = ((start + next_start - end, next_end), *gaps[2:]), True
     return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)

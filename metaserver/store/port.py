@@ -1,8 +1,8 @@
 """The pointer store port: the only mutable state of the catalog, and its plain values.
 
-Every change is a list of operations that are applied in ONE transaction (`transact`): atomic, and durable when it
-returns. A pointer swap, its instant and its idempotency record are therefore visible together. A read sees every
-transaction that returned before the read began, from any replica.
+Every change is a list of operations that are applied in ONE transaction (`transact`). The transaction is atomic, and
+durable when `transact` returns. A pointer swap, its instant and its idempotency record are therefore visible together.
+A read sees every transaction that returned before the read began, from any replica.
 
 Failures are errors of `seamark.formats.runtime.errors`. If a transaction raises an error other than `CommitUnknown`, it
 has changed nothing.
@@ -46,14 +46,14 @@ NAMED_NAMESPACES_MAX = 100
 class IdempotencyTaken(Exception):
     """Another request with the same key was recorded first.
 
-    Internal: clients never receive it.
+    The error is internal. Clients never receive it.
     """
 
 
 class LostRace(CommitConflict):
-    """The pointer moved between its read and its swap; nothing else is wrong.
+    """The pointer moved between the read and the swap of this commit. Nothing else is wrong.
 
-    Clients see a CommitConflict.
+    Clients receive a CommitConflict instead.
     """
 
 
@@ -81,13 +81,13 @@ class PointerStore(Protocol):
     """
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """Apply all operations or none. The changes are durable on return.
+        """Apply all operations or none. The changes are durable when the method returns.
 
         Returns:
-            One result for each operation (None unless documented).
+            The result of each operation. It is None unless the operation documents a result.
 
         Raises:
-            CommitUnknown: The connection was lost during the commit; read the instant back.
+            CommitUnknown: The connection was lost during the commit. To learn the outcome, read the instant.
             RetryLater: The queue is full or the database is unavailable.
         """
 
@@ -108,9 +108,10 @@ class PointerStore(Protocol):
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
-        """Return the paths of direct children of `parent` after `after`, in code-point order of their last level.
+        """Return the paths of the direct children of `parent` that come after `after`.
 
-        The properties are not read, because each namespace may have a megabyte of them.
+        They are in code-point order of their last level. The properties are not read, because each namespace may have
+        a megabyte of them.
         """
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
@@ -123,7 +124,8 @@ class PointerStore(Protocol):
         """Return the size of a namespace of the first level, including all namespaces below it.
 
         Returns:
-            The number of namespaces and of entries, live and dropped; and the characters of the namespaces' properties.
+            (the number of namespaces and of live and dropped entries, the number of characters of the namespaces'
+            properties)
         """
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
@@ -140,25 +142,28 @@ class PointerStore(Protocol):
     async def list_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
     async def list_retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
-        """Return entries that have no name and keep their locations, after `after`, in order of id."""
+        """Return the entries after `after` that have no name but keep their locations, in order of id."""
 
     async def list_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
-        """Return the retained entries whose files were not looked for since `before_ms`, oldest first."""
+        """Return the retained entries whose files were last checked before `before_ms`, oldest first."""
 
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
-        """Return the number of names of the table with this UUID, in all namespaces or in one.
+        """Return the number of names of the table with this UUID, in all namespaces or in one namespace.
 
         Dropped names count if `dropped` is set. If there are several names, they share the table's files.
         """
 
     async def entries_of(self, uuid: str) -> list[Entry]:
-        """Return the live entries of the table with this UUID: one, unless several names refer to the table."""
+        """Return the live entries of the table with this UUID.
+
+        There are several if several names refer to the table.
+        """
 
     async def fence(self, lease: str) -> int:
-        """Return the fencing number of a lease; 0 if it has never been taken."""
+        """Return the fencing number of a lease; 0 if no holder has ever taken it."""
 
     async def lease_state(self, lease: str, now_ms: int) -> str:
-        """Return what the holder of a lease publishes; empty if the lease has no holder now."""
+        """Return the text that the holder of a lease publishes; empty if the lease has no holder now."""
 
     async def claims(self, uuid: str) -> list[Claim]:
         """Return the current and earlier locations of the UUID."""
@@ -170,12 +175,13 @@ class PointerStore(Protocol):
         """
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """Return claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit`
-        within it.
+        """Return claims of other UUIDs that overlap one of `keys`.
+
+        These are all claims that contain a key, and the first `limit` claims within a key.
         """
 
     async def is_name_released(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Return whether a new entry with that name may use the location of the UUID, which has no live name.
+        """Return whether a new entry with this name may use the location of the UUID, which has no live name.
 
         It may if the UUID was dropped with this name, or is retained for this namespace.
         """
@@ -190,7 +196,7 @@ class PointerStore(Protocol):
         """
 
     async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
-        """Return files that were superseded or quarantined before that time, in order of the change."""
+        """Return index files that were superseded or quarantined before `before_ms`, in the order of this change."""
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         """Return the index files of the table in every state, oldest first."""
@@ -204,9 +210,9 @@ class PointerStore(Protocol):
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
     ) -> list[PlanSnapshot]:
-        """Return the plan snapshots of the table for the audience with live leases, in order of id.
+        """Return the plan snapshots of the table with live leases for the audience, in order of id.
 
-        If there are more than `limit`, return the snapshots with the leases that end last.
+        If there are more than `limit`, the result has those whose leases end last.
         """
 
     async def plan_table_count(self, now_ms: int) -> int:
@@ -221,18 +227,20 @@ class PointerStore(Protocol):
     async def instant(self, instant_id: str) -> Instant | None: ...
 
     async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
-        """Return the newest completed instant."""
+        """Return the newest completed instant with this fingerprint."""
 
     async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
         """Return instants in order of position.
 
-        A reader that continues from the last position misses no instant, with concurrent writers.
+        A reader that continues from the last position misses no instant, even if other transactions write
+        concurrently.
         """
 
     async def archive_instants(self, keep: int, limit: int) -> int:
         """Archive the finished instants of each table except its newest `keep`, at most `limit` per call.
 
-        Returns their number.
+        Returns:
+            The number of archived instants.
         """
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
@@ -259,23 +267,26 @@ class PointerStore(Protocol):
         """Return the named secret that all replicas share, encrypted as stored."""
 
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
-        """Store `value` if the secret is `expected` (None: no secret).
+        """Store `value` if the stored secret is `expected` (None: there is no secret).
 
         Returns:
-            The stored secret. If another replica was faster, this is its secret; empty if the expected secret is gone.
+            The stored secret. If another replica was faster, it is the secret of that replica. Empty if the expected
+            secret no
+            longer exists.
         """
 
     async def replicas(self) -> list[Replica]:
         """Return the replicas with live leases, by address."""
 
     async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
-        """Return the reads of the table's columns from that day on, by column and age of the oldest partition."""
+        """Return the reads of the table's columns since `since_day`, by column and age of the oldest partition."""
 
     async def prune_column_reads(self, before_day: int, limit: int) -> int:
-        """Remove reads of columns of earlier days; return the number of rows."""
+        """Remove reads of columns from days before `before_day`; return the number of removed rows."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         """Remove expired idempotency records, and audit records and metrics reports older than the given times.
 
-        Returns their number.
+        Returns:
+            The number of removed rows.
         """

@@ -1,8 +1,8 @@
 """The results of recent reads, for requests that allow stale answers while the database does not answer.
 
-The rule: a value is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
+The rule: a result is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
 database failed or took too long for this request. All other requests read the database. The age counts from the start
-of the read. A missing value is not kept: the result that a token is unknown is valid only for the current request.
+of the read. A missing row is not kept: for example, that a token is unknown is valid only for the current request.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ T = TypeVar("T")
 
 ENTRIES_MAX = 20_000
 RUNNING_MAX = 256
-"""The maximum number of running reads of requests that allow stale answers. A read continues after its request has used
-an earlier result.
+"""The maximum number of running reads of requests that allow stale answers.
+
+A read continues after its request has used an earlier result.
 """
 _AWAY_S = 1.0
-"""The time after a failure in which requests do not wait for the database.
+"""The time after a failure during which requests do not wait for the database.
 
 A background read tries the database again.
 """
@@ -80,7 +81,8 @@ class StaleReads:
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
         """Return the read of this key that requests share.
 
-        None if many reads are waiting already, because the database then probably does not answer.
+        Returns:
+            None if many reads are waiting already, because the database then probably does not answer.
         """
         task = self._running.get(key)
         if task is None and len(self._running) < RUNNING_MAX:

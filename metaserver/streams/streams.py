@@ -102,6 +102,8 @@ class _FlushState:
         """The table's own flush interval, if it has one."""
         self.is_due = False
         """Whether the next look flushes the table, at any age of its rows."""
+        self.unread_since_ms: int | None = None
+        """When rows that are only in the log were first observed, while no row is in memory."""
 
 
 class Streams:
@@ -422,11 +424,17 @@ class Streams:
                 _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
+        state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
-        if oldest_ms is None:  # Rows of an earlier process are not read into memory before they are needed.
-            return table.unflushed_rows > 0
-        interval_ms = self._flushes[table.uuid].interval_ms
-        return now_ms - oldest_ms >= (interval_ms or self._context.settings.stream_flush_interval_ms)
+        if oldest_ms is not None or not table.unflushed_rows:
+            state.unread_since_ms = None
+        elif state.unread_since_ms is None:
+            # The rows are of an earlier process, or an append has made them durable at this moment.
+            state.unread_since_ms = now_ms
+        waiting_since_ms = oldest_ms if oldest_ms is not None else state.unread_since_ms
+        if waiting_since_ms is None:
+            return False
+        return now_ms - waiting_since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
 
     async def _flush(self, table: StreamTable, state: _FlushState) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The states of an instant: requested → inflight → completed or rolled back. No input or output.
+"""The states of an instant: requested → inflight → completed or rolled back. The module does no I/O.
 
 A table service requests, begins and ends an instant. The effects of one transaction, such as a commit,
 are recorded as completed. A finished instant does not change: the timeline is a log, not a queue.
@@ -33,7 +33,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
     """Check that `new` can follow `current`.
 
     Raises:
-        BadRequest: It cannot; the message names the allowed states.
+        BadRequest: It cannot follow; the message names the allowed states.
     """
     if new not in _NEXT[current]:
         allowed = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
@@ -62,7 +62,7 @@ def check_invariants(instant: Instant) -> None:
 
 
 def matches(where: InstantFilter, instant: Instant) -> bool:
-    """Return whether an instant meets the conditions of the store's query.
+    """Return whether an instant satisfies the conditions of the store's query.
 
     `since` is ignored, because only the store can compare it.
     """

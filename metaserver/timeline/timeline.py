@@ -1,8 +1,8 @@
 """Reads the timeline, waits for new instants, and archives old instants.
 
-All watchers share one poller, which runs only while there are watchers: it reads new instants once per `watch_poll_s`
+All watchers share one poller, which runs only while there are watchers. It reads new instants once per `watch_poll_s`
 (with jitter, so that replicas do not poll together) and immediately after a commit of this replica (`notify`). It wakes
-a watcher only for instants that match its filter; the watcher then reads from its own position. A lost or duplicate
+a watcher only for instants that match its filter. The watcher then reads from its own position. A lost or duplicate
 wake-up therefore costs a read but never an instant.
 """
 
@@ -32,7 +32,8 @@ _log = structlog.get_logger("seamark.timeline")
 class Watcher:
     """A waiting client.
 
-    `where.since` is its position; None means the beginning. `counted` is whether the limit includes it.
+    `where.since` is the position of the client; None means the beginning. `counted` states whether the limit of
+    watchers includes the client.
     """
 
     def __init__(self, where: InstantFilter, counted: bool) -> None:
@@ -86,9 +87,9 @@ class Timeline:
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """Return matching instants after `where.since`, waiting up to `timeout_s` for the first.
+        """Return matching instants after `where.since`. If there are none, wait up to `timeout_s` for the first one.
 
-        Empty after the timeout. `where` must be oldest first.
+        The result is empty after the timeout. `where` must be oldest first.
 
         Raises:
             RetryLater: `watchers_limit` clients are waiting already.
@@ -103,16 +104,16 @@ class Timeline:
                         instants = await self.read_next(watcher, limit)
                         if instants or self._draining:
                             return instants
-        # This also reads instants that became visible without a wake-up, for example after a slow transaction
-        # elsewhere.
+        # This read also finds instants that became visible without a wake-up, for example after a slow transaction
+        # of another replica.
         return await self.read(where, limit)
 
     @asynccontextmanager
     async def watch_instants(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
-        """Register a watcher for the duration of the block.
+        """Register a watcher while the context is active.
 
         Raises:
-            RetryLater: The limit is reached.
+            RetryLater: The limit of watchers is reached.
         """
         if counted and self.watchers >= self._settings.watchers_limit:
             raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
@@ -132,7 +133,7 @@ class Timeline:
                 self._poller = None
 
     async def read_next(self, watcher: Watcher, limit: int) -> list[Instant]:
-        """Wait for a wake-up, then read and advance the watcher.
+        """Wait for a wake-up. Then read the next instants, and move the watcher's position behind them.
 
         The result may be empty, because a wake-up is only a hint.
         """
@@ -141,7 +142,7 @@ class Timeline:
         try:
             instants = await self._store.instants(watcher.where, limit)
         except BaseException:
-            watcher.woken.set()  # an interrupted read must not lose the wake-up that caused it
+            watcher.woken.set()  # An interrupted read must not lose the wake-up that caused it.
             raise
         if instants:
             watcher.where = msgspec.structs.replace(watcher.where, since=instants[-1].position)
@@ -152,7 +153,8 @@ class Timeline:
     async def archive(self) -> int:
         """Archive finished instants except each table's newest `timeline_keep`. This is a task of housekeeping.
 
-        Returns the number of archived instants.
+        Returns:
+            The number of archived instants.
         """
         moved = 0
         while True:

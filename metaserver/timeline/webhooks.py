@@ -1,7 +1,7 @@
 """Sends every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the first instant.
 
 The timeline is the queue, and the only state of a webhook is its position (a cursor). So a receiver that
-was unavailable for a week gets the events of the week. One replica at a time delivers to a URL (a lease).
+was unavailable for a week gets the events of the week. A lease ensures that one replica at a time delivers to a URL.
 If two overlap, the cursor's compare-and-swap stops the replica that is behind. If the reply or the cursor
 was lost, a receiver gets an event again. It can recognise the event by `id`, which is the instant's
 position and never reused.
@@ -38,7 +38,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 BATCH = 100
-"""The number of instants of one read. At most this many are delivered again after a crash."""
+"""The number of instants that are read together. At most this many are delivered again after a crash."""
 LEASE_S = 30.0
 SEND_TIMEOUT_S = 10.0
 BACKOFF_S_MAX = 60.0
@@ -65,9 +65,9 @@ def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
 
 
 class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    """An instant in answers and events.
+    """An instant in the form of answers and events.
 
-    The fingerprint is internal.
+    It has no fingerprint, which is internal.
     """
 
     id: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
@@ -89,7 +89,7 @@ class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 def signature(secret: str, at_s: int, body: bytes) -> str:
     """Return the value of the header Seamark-Signature.
 
-    A receiver computes v1 again and refuses an old `t` (replay).
+    A receiver computes v1 again, and refuses an old `t`, because it may be a replay.
     """
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
@@ -120,13 +120,13 @@ class Deliverer:
         self._clock = clock
         self._session = session
         self._on_failure = on_failure
-        # The URL may contain a secret and must not be in the database.
+        # The URL may contain a secret, so it must not be in the database.
         self._name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
         self._lease = Lease(store, clock, self._name, holder, lasts_s=LEASE_S)
         self._source = settings.warehouse_uri()
 
     async def run(self) -> None:
-        """Take the lease and deliver while this replica has it, until cancelled.
+        """Take the lease and deliver while this replica has it, until the task is cancelled.
 
         While another replica has the lease, this replica waits.
         """
@@ -153,7 +153,8 @@ class Deliverer:
                     await self._deliver(instant)
                     position = instant.position
             except BaseException:
-                # After an interruption, received events need not be sent again if the position can still be saved.
+                # After an interruption, events that were received need not be sent again if the position can still be
+                # saved.
                 with suppress(SeamarkError, LeaseLost):
                     await self._save(saved, position)
                 raise
@@ -194,7 +195,7 @@ class Deliverer:
             await asyncio.sleep(pause_s)
 
     async def _send(self, body: bytes) -> str | None:
-        """Send a body. None after success, otherwise the reason of the failure."""
+        """Send a body. Return None after success, otherwise the reason of the failure."""
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", "User-Agent": "seamark"}
         if self._settings.webhook_secret:
             at_s = self._clock.now_ms() // 1000
@@ -232,7 +233,7 @@ async def open_webhooks(
     holder: str,
     on_failure: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Deliver to all `webhook_urls` during the block.
+    """Deliver to all `webhook_urls` while the context is active.
 
     `holder` identifies this worker among all workers on the store.
     """

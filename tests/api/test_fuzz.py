@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 EXAMPLES = 3
+"""Requests to each third route in the fast tier. The long campaign sends more to every route."""
 EXAMPLES_LONG = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
@@ -136,12 +137,12 @@ def _campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examp
     run()
 
 
-@pytest.mark.parametrize("operation", STANDARD)
+@pytest.mark.parametrize("operation", STANDARD[::3])
 def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
     _campaign(operation, target, EXAMPLES, conform=True)
 
 
-@pytest.mark.parametrize("operation", OURS)
+@pytest.mark.parametrize("operation", OURS[::3])
 def test_no_request_to_our_own_routes_gets_a_server_error(operation: Any, target: Target) -> None:
     _campaign(operation, target, EXAMPLES, conform=False)
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-EXAMPLES = 75
+EXAMPLES = 25
 EXAMPLES_LONG = 3_000
 
 ids = st.sampled_from([-1, 0, 1, 2, 3, 4, 1000, 1001, 2**31 - 1])

@@ -19,7 +19,7 @@ from tests.attacks.crafted import new_table
 from tests.attacks.runs import compare, run
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
 from tests.attacks.world import KINDS, open_world
-from tests.seeds import first_seed, quick
+from tests.seeds import examples, first_seed, quick
 from tests.services.s3 import S3
 
 
@@ -55,7 +55,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         before = await world.fingerprint()
         world.touched.clear()
         await new_table(c, "own")
-        for _ in range(25):
+        for _ in range(examples(25, 12)):
             await reach_through_gateway(c, "own")
         await compare(c, before)
     assert not c.findings, c.verdict()

@@ -82,6 +82,7 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
     await world.good("root", "POST", f"{NAMES}/{route}", body if kind == "table" else {**body, "overwrite": False})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("kind", "named"),

@@ -22,8 +22,8 @@ from bench.demo.options import DemoFailed, Options, home
 from bench.demo.queries import COLUMNS, Comparison, Measured, Query
 from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
-from seamark.commands.demo import DemoLookup, DemoResult
-from seamark.commands.demo import show as show_lookup
+from seamark.commands.demo.demo import DemoLookup, DemoResult
+from seamark.commands.demo.demo import show as show_lookup
 from seamark.connector.client.engines import catalog_conf
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, http_ok

@@ -1,4 +1,6 @@
-"""Tests of `seamark demo`: lookups return the written rows, the index prunes files, and no file or process is left."""
+"""Tests of `seamark demo`: lookups return the written rows, the index prunes files, posted rows are visible before a
+commit, and no file or process is left.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 from rich.progress import Progress
 
-from seamark.commands import demo
+from seamark.commands.demo import demo, streaming
 from seamark.commands.main import cli
 from tests.services.process import REPO, http_ok
 from tests.services.seamark import Seamark
@@ -43,6 +45,10 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     assert before == 60
     assert least <= after < 30
     assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", done.stdout)
+    streamed = " ".join(done.stdout.split())
+    assert re.search(
+        r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,6 +77,14 @@ def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pytest.raises(click.ClickException, match=r"returned \d+ rows"),
     ):
         demo.measure(server.base_url, 4, Progress(disable=True))
+
+
+def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
+    rows = pa.table({"id": [2, 0, 1]})
+    streaming._check(rows, 3)
+    for wrong in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
+        with pytest.raises(click.ClickException, match="but 3 were posted"):
+            streaming._check(wrong, 3)
 
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seamark.cache.tier import Tier
 from tests.cache.payloads import payload_of
+from tests.seeds import examples
 
 
 class TierContract:
@@ -184,4 +185,4 @@ class TierContract:
             def teardown(self) -> None:
                 self.tier.close()
 
-        run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25))
+        run_state_machine_as_test(Machine, settings=settings(max_examples=examples(15, 8), stateful_step_count=25))

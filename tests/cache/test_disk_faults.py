@@ -20,6 +20,7 @@ from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import disk_bytes, path_of
 from tests.faults.rigs.disk import small_disk
+from tests.seeds import quick
 
 BUDGET_BYTES = 8 << 20
 SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
@@ -72,6 +73,7 @@ def grow(data: bytearray, source: random.Random) -> None:
 DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, cut, empty, grow]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_file_is_a_counted_miss_and_is_removed(
@@ -105,7 +107,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 300))])
+@pytest.mark.parametrize("seed", quick(range(300), 6))
 def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
     tmp_path: Path, seed: int, live: bool
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seamark.cache.rendezvous import Rendezvous
 
-KEYS = [f"s3://lake/w/t/metadata/{number:06d}.avro" for number in range(60)]
+KEYS = [f"s3://lake/w/t/metadata/{number:06d}.avro" for number in range(20)]
 NODES = st.dictionaries(
     st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 2.0, 3.0)), min_size=1, max_size=12
 )

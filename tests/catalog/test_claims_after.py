@@ -78,6 +78,7 @@ async def _unregister(it: Rig) -> None:
     await it.catalog.tables.unregister(CALLER, ("b",), "t")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
 @pytest.mark.parametrize("retention_s", [7 * 86400, 0])
 async def test_former_namespace_of_a_moved_table_does_not_get_its_location(

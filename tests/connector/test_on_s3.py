@@ -82,6 +82,7 @@ def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         yield Lake(s3, bucket, server, client)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version: int) -> None:

@@ -125,7 +125,7 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
 @pytest.mark.parametrize(
     ("seed", "queries"),
     [
-        (61, 12),
+        (61, 6),
         pytest.param(60, 60, marks=pytest.mark.slow),
         pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],

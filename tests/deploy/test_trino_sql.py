@@ -21,7 +21,7 @@ from tests.connector.sql import hand_made
 from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.mixed_predicates import MixedPredicates
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
@@ -121,8 +121,8 @@ def check_worth(told: Counter[str]) -> None:
 
 
 def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake, proxy: TrinoProxy) -> None:
-    told = check(filled, proxy, first_seed(), 20)
-    assert min(told["translated"], told["rewritten"]) > 5, told
+    told = check(filled, proxy, first_seed(), examples(20, 8))
+    assert min(told["translated"], told["rewritten"]) > 1, told
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,10 +69,22 @@ too.
 LOCAL_MERGES = ({"version": 2, "mode": "copy-on-write"}, {"version": 2, "mode": "merge-on-read"})
 
 
+OF_CLIENTS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+"""Filters of the warnings about sockets that clients leave open, and about their own libraries."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark twins as slow: every test runs over local files, and over S3 only if no other test has the same access."""
+    """Ignore the warnings of clients in this folder, and mark tests of Spark and slow twins.
+
+    Every test runs over local files, and over S3 only if no other test has the same access.
+    """
+    here = Path(__file__).parent
     for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.filterwarnings(*OF_CLIENTS))
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.spark)
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_twin(item):
             item.add_marker(pytest.mark.slow)
 

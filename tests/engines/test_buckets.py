@@ -24,11 +24,6 @@ from tests.engines.test_unlocated import given
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 Model = dict[int, int]
 
 

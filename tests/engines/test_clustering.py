@@ -22,10 +22,6 @@ from seamark.spark import JoinedTable, cluster, write
 from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
 SALES = "id bigint, day int, customer int, quantity int, note string"
 CUSTOMERS = 200
 JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}

@@ -16,10 +16,6 @@ from tests.connector.served import Served
 from tests.engines.conftest import rows
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
 T = TypeVar("T")
 
 

@@ -30,8 +30,6 @@ from tests.connector.read import typed
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-
 ROWS = [(1, "ann", 1.5), (2, "bob", None), (3, "cy", 2.5)]
 
 

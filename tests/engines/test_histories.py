@@ -19,11 +19,6 @@ from tests.connector.write.test_upserts import COLUMNS, held
 from tests.connector.write.test_upserts_history import SHAPES, play
 from tests.services.seamark import Seamark
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def client(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:

@@ -29,11 +29,6 @@ from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 FILES, STEP = 6, 6
 OF_BRANCH = 2
 """The number of files that only a branch has."""
@@ -214,7 +209,15 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.index}: {case.sql}")
+FAST = ("ids", "decimals", "land", "nested", "key")
+"""Indexes of each kind, of one column, of a field of a struct, and of two columns."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case.index in FAST else pytest.mark.slow) for case in CASES],
+    ids=lambda case: f"{case.index}: {case.sql}",
+)
 def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake, case: Case) -> None:
     engines = wide.engines
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"

@@ -21,10 +21,6 @@ from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
 SHORT = {"X-Seamark-Residuals": "short"}
 

@@ -21,11 +21,6 @@ from tests.engines.conftest import Lake, rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 @dataclass(frozen=True)
 class Engines:

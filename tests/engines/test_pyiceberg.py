@@ -29,8 +29,6 @@ from tests.engines.conftest import Lake, rows
 from tests.engines.spark.test_spark import S3_IO
 from tests.services.spark import new_catalog
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
@@ -196,7 +194,6 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
 
 
-@pytest.mark.spark
 def test_each_reads_what_the_other_wrote(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)

@@ -25,8 +25,6 @@ from tests.faults.rigs.http import Client
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-
 NEVER_AGAIN = {"commit.retry.num-retries": "0"}
 REBASE = {"seamark.commit.rebase": "append", **NEVER_AGAIN}
 MERGE = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
@@ -170,7 +168,6 @@ def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
 def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     server: Seamark, spark: SparkSession, merge: bool
@@ -187,7 +184,6 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
 def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     server: Seamark, spark: SparkSession, merge: bool

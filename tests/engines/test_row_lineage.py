@@ -14,11 +14,6 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import COPY_ON_WRITE, delete, upsert
 from tests.engines.tables import SparkTables
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 class Lake(SparkTables):
     def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:

@@ -16,7 +16,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.waits import block_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NEVER = 3_600_000
 VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3')"

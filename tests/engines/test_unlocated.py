@@ -19,11 +19,6 @@ from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 def given(ids: list[int], value: int) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})

@@ -25,11 +25,6 @@ from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 Row = tuple[Any, ...]
 COLUMNS = "id bigint, i int, s string, d double, f float, st struct<a: int, x: double>, p int"
 SMALL_GROUPS = {

@@ -15,11 +15,6 @@ from pyspark.sql import SparkSession
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.tables import SparkTables
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 Model = dict[int, tuple[str | None, int]]
 
 

@@ -48,11 +48,6 @@ from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 KINDS = [kind for kind in typed.SAMPLES if kind != "time" and not kind.endswith("_ns")]
 """The types that Spark supports."""
 PARTS, ROWS = 6, 240

@@ -65,14 +65,6 @@ def test_eight_processes_on_one_table_make_a_linearisable_history(start_seamark:
     _race([start_seamark().base_url], processes=8, commits=12)
 
 
-def test_two_replicas_on_postgresql_make_a_linearisable_history(
-    start_seamark: Callable[..., Seamark], postgres_url: str
-) -> None:
-    first = start_seamark("a", database=postgres_url)
-    second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
-    _race([first.base_url, second.base_url], processes=8, commits=6)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", ["sqlite", "sqlite, two workers", "postgresql, two replicas"])

@@ -171,6 +171,7 @@ CASES = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["data/00000-0-{}.parquet", "data/plain"])
 async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str, name: str) -> None:

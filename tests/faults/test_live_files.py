@@ -203,7 +203,7 @@ ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"
 
 
 def test_no_live_file_is_deleted_by_concurrent_clients(start_seamark: Callable[..., Seamark]) -> None:
-    _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=1.0)
+    _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=0.6)
 
 
 @pytest.mark.slow

@@ -99,6 +99,7 @@ def guess(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cold, "_GUESS_BYTES", request.param)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("index", OPENED)
 @pytest.mark.parametrize("seed", quick(range(8), 3))
 async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: int, layout: None, guess: None) -> None:

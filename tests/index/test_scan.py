@@ -139,7 +139,7 @@ def similar(kind: str) -> st.SearchStrategy[Blocks]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != "uuid"])
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObject) -> None:
     blocks = data.draw(similar(kind))
@@ -240,7 +240,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
                 assert kept[row]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObject) -> None:
     number = st.integers(-50, 50)

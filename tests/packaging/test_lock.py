@@ -39,7 +39,7 @@ def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
 @pytest.mark.parametrize(
     ("locks", "modules"),
     [
-        (["requirements.demo.lock"], ["seamark.commands.demo", "seamark.commands.serving.serve", "Cython.Build"]),
+        (["requirements.demo.lock"], ["seamark.commands.demo.demo", "seamark.commands.serving.serve", "Cython.Build"]),
         (
             ["requirements.demo.lock", "requirements.ssb.lock"],
             ["bench.demo.__main__", "seamark.commands.serving.serve"],

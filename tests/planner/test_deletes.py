@@ -42,6 +42,7 @@ from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
+from tests.seeds import examples
 
 GLOBAL_SPECS = (0, 3)
 PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}
@@ -358,7 +359,7 @@ def check(seed: int) -> int:
 
 
 def test_views_have_exactly_the_delete_files_that_apply() -> None:
-    assert sum(check(seed) for seed in range(150)) > 300
+    assert sum(check(seed) for seed in range(examples(150, 50))) > 100
 
 
 @pytest.mark.slow
@@ -370,13 +371,13 @@ def test_thousands_of_views_have_exactly_the_delete_files_that_apply() -> None:
 
 def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", 16)
-    for seed in range(150, 200):
+    for seed in range(150, 150 + examples(50, 20)):
         check(seed)
 
 
 def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
     removing = 0
-    for seed in range(30):
+    for seed in range(examples(30, 15)):
         lake = random_lake(seed, tmp_path / str(seed))
         location = lake.metadata_location
         metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
@@ -391,7 +392,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
                 needed = {name for name, delete in allowed.items() if lake.removed(delete, file)}
                 assert needed <= named, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 removing += len(needed)
-    assert removing > 100
+    assert removing > 50
 
 
 def view_of(manifest_list: str) -> TableView:

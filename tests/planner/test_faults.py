@@ -353,8 +353,8 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
-    table, manifests = filled(tmp_path / "t", days=2, per_day=6000)
-    everything = list(range(12_000))
+    table, manifests = filled(tmp_path / "t", days=2, per_day=3200)
+    everything = list(range(6_400))
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == len(manifests)
@@ -367,7 +367,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
-    for filter, expected in ((between(100, 7000), everything[100:7001]), (True, everything)):
+    for filter, expected in ((between(100, 3500), everything[100:3501]), (True, everything)):
         async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.

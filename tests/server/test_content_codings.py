@@ -159,6 +159,7 @@ BODIES = {
 KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeException"}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize(("encoding", "body", "status"), BODIES.values(), ids=BODIES)
 async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(

@@ -140,7 +140,10 @@ def loaded(document: bytes) -> TableMetadata:
     return metadata
 
 
-@pytest.mark.parametrize(("columns", "snapshots"), [(20, 1), (20, 100), (300, 1), (300, 100), (20, 1000)])
+@pytest.mark.parametrize(
+    ("columns", "snapshots"),
+    [(20, 1), (300, 100), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((20, 100), (300, 1), (20, 1000)))],
+)
 def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: int) -> None:
     document = table_json(columns, snapshots)
     loaded(document)

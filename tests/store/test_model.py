@@ -11,17 +11,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.seeds import examples
 from tests.services.postgres import Postgres
 from tests.store.machine import StoreMachine
 
 _TABLES = "namespaces, entries, dropped, instants, instants_archive, producers"
 
 
-def _run(machine: type[StoreMachine], examples: int, steps: int) -> None:
+def _run(machine: type[StoreMachine], runs: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=runs,
             stateful_step_count=steps,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
@@ -29,15 +30,15 @@ def _run(machine: type[StoreMachine], examples: int, steps: int) -> None:
     )
 
 
-def _check_sqlite(tmp_path: Path, examples: int, steps: int) -> None:
+def _check_sqlite(tmp_path: Path, runs: int, steps: int) -> None:
     class Machine(StoreMachine):
         def fresh_url(self) -> str:
             return f"sqlite:///{tempfile.mkdtemp(dir=tmp_path)}/seamark.db"
 
-    _run(Machine, examples, steps)
+    _run(Machine, runs, steps)
 
 
-def _check_postgres(url: str, examples: int, steps: int) -> None:
+def _check_postgres(url: str, runs: int, steps: int) -> None:
     class Machine(StoreMachine):
         def fresh_url(self) -> str:
             async def empty() -> None:
@@ -49,24 +50,24 @@ def _check_postgres(url: str, examples: int, steps: int) -> None:
             asyncio.run(empty())
             return url
 
-    _run(Machine, examples, steps)
+    _run(Machine, runs, steps)
 
 
 def test_sqlite_equals_a_model_of_plain_dicts(tmp_path: Path) -> None:
-    _check_sqlite(tmp_path, examples=40, steps=30)
+    _check_sqlite(tmp_path, runs=examples(40, 12), steps=30)
 
 
 def test_postgres_equals_a_model_of_plain_dicts(postgres_url: str) -> None:
-    _check_postgres(postgres_url, examples=8, steps=30)
+    _check_postgres(postgres_url, runs=examples(8, 3), steps=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sqlite_equals_a_model_of_plain_dicts_in_long_runs(tmp_path: Path) -> None:
-    _check_sqlite(tmp_path, examples=400, steps=60)
+    _check_sqlite(tmp_path, runs=400, steps=60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_postgres_equals_a_model_of_plain_dicts_in_long_runs(postgres: Postgres, postgres_url: str) -> None:
-    _check_postgres(postgres_url, examples=60, steps=60)
+    _check_postgres(postgres_url, runs=60, steps=60)

@@ -289,6 +289,24 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
         assert await stream.ids() == [1, 2, 3]
 
 
+async def test_rows_of_an_earlier_process_wait_for_the_interval_of_flushes(tmp_path: Path) -> None:
+    """Their age is not in memory; each restart of a busy server would otherwise commit small files."""
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2})
+        snapshots = await stream.snapshots()
+    async with streaming(tmp_path) as stream:
+        await asyncio.sleep(2)
+        assert await stream.snapshots() == snapshots
+        assert await stream.ids() == [1, 2]
+    async with streaming(tmp_path, stream_flush_interval_ms=100) as stream:
+        async with asyncio.timeout(30):
+            while await stream.snapshots() == snapshots:
+                await asyncio.sleep(0.02)
+
+
 async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a"})
 

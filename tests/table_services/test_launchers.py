@@ -75,6 +75,7 @@ def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker(
     assert chosen.name_of(a_job(1 << 40, CLUSTER, service="expiration")) == WORKER
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
 @pytest.mark.parametrize("chosen", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
 async def test_launcher_property_is_ignored_unless_the_server_permits_it(

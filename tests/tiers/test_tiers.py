@@ -9,7 +9,7 @@ import pytest
 
 from tests import seeds
 from tests.services import fixtures, fork_server
-from tests.tiers import bytecode, spread
+from tests.tiers import bytecode, grids, spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
 
@@ -106,3 +106,17 @@ def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> 
     (tmp_path / "__pycache__" / "test_more.cpython-311-pytest-9.2.0.pyc").touch()
     assert bytecode.is_compiled(tmp_path / "test_more.py")
     assert not bytecode.is_compiled(tmp_path / "test_mo.py")
+
+
+def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of_values() -> None:
+    cases = [{"a": a, "b": b, "c": c} for a in range(2) for b in range(3) for c in range(4)]
+    values = [cases[place] for place in grids.covering_cases(cases, 1)]
+    assert {(name, value) for case in values for name, value in case.items()} == {
+        (name, value) for case in cases for name, value in case.items()
+    }
+    assert len(values) == 4
+    pairs = [cases[place] for place in grids.covering_cases(cases, 2)]
+    assert {(case["b"], case["c"]) for case in pairs} == {(case["b"], case["c"]) for case in cases}
+    assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
+    assert len(pairs) < len(cases)
+    assert grids.covering_cases([], 1) == set()

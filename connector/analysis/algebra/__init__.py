@@ -1,1 +1,4 @@
-"""The algebra of query blocks: which rows of a table can change the result of a statement. It knows no syntax."""
+"""The algebra of query blocks decides which rows of a table can change the result of a statement.
+
+It knows no SQL syntax.
+"""

@@ -1,14 +1,18 @@
-"""One query block: joined sources, and how conditions are pushed down to them.
+"""A query block: its joined sources, and the rules by which conditions are pushed down to these sources.
 
-- A condition on the rows of an inner join is pushed to both sides.
-- An outer join keeps all rows of its preserved side, so ON is pushed to the other side only. A condition from above the
-  join is pushed to the other side only if it is true for no row of nulls: otherwise a preserved row whose partner was
-  removed would pass. A semi-join is an inner join, and an anti-join an outer join, whose right columns are no outputs.
-- A condition on a grouping key is pushed to the rows of the groups; so is HAVING. Of sets of groups, it is a key of
-  every set.
-- An output that may be null in place of the stored value has only conditions that are true for no null.
+- A condition on the rows of an inner join is pushed to both sides of the join.
+- An outer join keeps all rows of its preserved side, so its ON condition is pushed to the other side only. A condition
+  from above the join is pushed to the other side only if the condition is true for no row of nulls. Otherwise, the
+  push-down could remove the partner of a preserved row, and the row would pass the condition with nulls instead.
+  A semi-join is handled as an inner join, and an anti-join as an outer join. The columns of their right side are no
+  outputs.
+- A condition on a grouping key is pushed to the rows of the groups. HAVING is pushed in the same way. If a block has
+  several grouping sets, the key must be in every set.
+- Some outputs may be null where the source has a value. A condition on such an output is pushed only if the condition
+  is not true for null.
 - If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
-- A condition on columns by which every window function of the block is partitioned is pushed to the partitions' rows.
+- A condition is pushed through the window functions of a block only if every window function is partitioned by the
+  columns of the condition.
 - A condition on a column is also true for an equal column of the same type. Columns are equal by AND, or by each branch
   of OR (`equivalences.py`).
 - A disjunction of conditions on several sources is a disjunction of semi-joins for a source that is joined with them.
@@ -68,10 +72,10 @@ from seamark.connector.plans.literals import Literal
 
 @dataclass(frozen=True)
 class SourceJoin:
-    """A join of sources.
+    """A join of two sources, or of joins of sources.
 
     Attributes:
-        keeps_left: A left row without a partner is kept, with nulls.
+        keeps_left: Whether a left row without a partner is kept, with nulls for the right side.
     """
 
     left: JoinTree
@@ -79,7 +83,7 @@ class SourceJoin:
     keeps_left: bool = False
     keeps_right: bool = False
     on: Predicate = ALWAYS
-    """Its columns are those of the sources of the join."""
+    """The ON condition. It refers only to sources of this join."""
 
     @property
     def is_outer(self) -> bool:
@@ -87,7 +91,7 @@ class SourceJoin:
 
 
 JoinTree: TypeAlias = int | SourceJoin
-"""A number is the position of a source in the block."""
+"""A join, or the position of a source in the block."""
 
 
 def sources_of(tree: JoinTree) -> frozenset[int]:
@@ -95,7 +99,7 @@ def sources_of(tree: JoinTree) -> frozenset[int]:
 
 
 def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin]]:
-    """Return the operands of nested inner joins, and these joins."""
+    """Return the operands of nested inner joins, and the joins themselves."""
     if isinstance(tree, int) or tree.is_outer:
         return [tree], []
     (left, left_joins), (right, right_joins) = flatten_inner_joins(tree.left), flatten_inner_joins(tree.right)
@@ -106,7 +110,7 @@ class Extreme(NamedTuple):
     """The least (`MINIMUM`) or the greatest (`MAXIMUM`) value of a column of a source.
 
     Attributes:
-        is_filtered: It is that of some rows of a group, otherwise of all.
+        is_filtered: Whether the extreme is computed from some rows of a group, and not from all of them.
     """
 
     column: ColumnReference
@@ -118,19 +122,25 @@ class Outputs(Protocol):
     """The output columns of a block."""
 
     def has(self, name: str) -> bool | None:
-        """Return whether there is a column of this name; None if unknown."""
+        """Return whether the block has an output column of this name, or None if this is unknown."""
 
     def names(self) -> tuple[str | None, ...] | None:
-        """Return the names of all columns in order, None for a column without a name; None if unknown."""
+        """Return the names of all columns in order, or None if they are unknown.
+
+        A column without a name has None in its place.
+        """
 
     def reference(self, name: str) -> ColumnReference | None:
-        """Return the column of a source whose unchanged value the output has."""
+        """Return the source column whose unchanged value the output has, or None if there is no such column."""
 
     def literal(self, name: str) -> Literal | None:
-        """Return the value of an output that is a literal of the statement; None for other columns, and for null."""
+        """Return the value of an output that is a literal of the statement.
+
+        The result is None for other outputs and for NULL.
+        """
 
     def may_be_null(self, name: str) -> bool:
-        """Return whether the output may be null in place of the value of its column."""
+        """Return whether the output may be null where its source column has a value."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +149,9 @@ class InnerQuery:
 
     Attributes:
         relation: The rows of the subquery.
-        block: Its block, if it is one.
-        pairs: Columns of the sources of its block that its WHERE requires to be equal to columns of the outer block.
+        block: The query block of the subquery, or None if the subquery is not a single block.
+        pairs: Columns of the subquery's sources with the columns of the outer block that the subquery's WHERE requires
+            them to be equal to.
         source: The position of a LATERAL subquery among the sources of the outer block.
     """
 
@@ -155,19 +166,18 @@ class QueryBlock:
     """One SELECT, or one node of a query plan.
 
     Attributes:
-        sources: The relations that it reads.
-        tree: Their joins; None for a block without sources.
-        outputs: Its output columns.
+        sources: The relations that the block reads.
+        tree: The joins of the sources, or None for a block without sources.
+        outputs: The output columns of the block.
         where: A predicate on the joined rows.
         passes: Whether a condition on an output may be pushed to the sources.
-        needs_rows: Whether the block has a row for each row of the sources that meets `where` (for equal rows, one or
-            more), and no other row.
-        keys: If the rows are grouped, the grouping keys of which each group has one value.
+        needs_rows: Whether the result has exactly the rows of the sources that meet `where`, each at least once.
+        keys: The grouping keys of which each group has one value, or None if the rows are not grouped.
         having: A condition on `keys`.
         counted: A condition that is true for each row that an aggregate counts.
-        partitions: For each window function, the columns by which it is partitioned.
-        extremes: Outputs that are extremes of columns of a source.
-        inner: The subqueries in its expressions, and its LATERAL sources.
+        partitions: The PARTITION BY columns of each window function.
+        extremes: The outputs that are the minimum or maximum of a source column.
+        inner: The subqueries in expressions of the block, and its LATERAL sources.
         correlated: A condition on the rows of the sources that follows from the rows of an outer block.
     """
 
@@ -185,7 +195,8 @@ class QueryBlock:
     inner: Sequence[InnerQuery] = ()
     correlated: Condition | None = None
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
-    _kinds: dict[str, str | None] = field(default_factory=dict)  # without it, nested blocks need exponential time
+    # Without this cache, nested blocks need exponential time.
+    _kinds: dict[str, str | None] = field(default_factory=dict)
 
     def has(self, column: str) -> bool | None:
         return self.outputs.has(column)
@@ -205,7 +216,7 @@ class QueryBlock:
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
         if len({column for column in columns if column in self.extremes}) > 1:
-            return None  # they may be the values of two rows
+            return None  # Two extremes may be the values of two different rows.
         references = [
             self.extremes[column].column if column in self.extremes else self.outputs.reference(column)
             for column in columns
@@ -266,7 +277,8 @@ class QueryBlock:
     def push_down(self, wanted: Condition | None) -> None:
         if self.tree is not None:
             self._push_to(self.tree, self._condition_on_rows(wanted))
-        # After the sources, because conditions on these also hold for equal columns of correlated subqueries.
+        # The subqueries are last, because the conditions on the sources also hold for equal columns of correlated
+        # subqueries.
         for query in self.inner:
             if query.block is not None:
                 query.block.correlated = self._derive_correlated_condition(query.block, query.pairs)
@@ -283,7 +295,7 @@ class QueryBlock:
         return self._imply(all_of([self.where.condition, above]), self.where.equalities)
 
     def _condition_on_columns(self, wanted: Condition | None) -> Condition | None:
-        """Return the condition on the outputs as one on the columns of the sources."""
+        """Translate a condition on the outputs into a condition on the columns of the sources."""
         wanted = weaken(wanted, lambda atom: evaluate_literals(atom, self.outputs.literal))
         above = move(weaken(wanted, self._keep_sure), lambda reference: self.outputs.reference(reference[1]))
         return above if self.keys is None else restrict_to_columns(above, self.keys)
@@ -294,13 +306,13 @@ class QueryBlock:
         return None
 
     def _condition_before_windows(self, condition: Condition | None) -> Condition | None:
-        """Return the part of a condition on the result that leaves out whole partitions of every window function."""
+        """Return the part of a condition that removes only whole partitions of every window function."""
         for columns in self.partitions:
             condition = restrict_to_columns(condition, columns)
         return condition
 
     def _imply(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
-        """Return the condition with all that follows from the equality of columns."""
+        """Return the condition extended by the conditions that follow from equal columns."""
         condition = all_of([*join_equivalences(equalities, self.sources), condition])
         condition = imply_by_equality(condition, equalities, self.kind_of)
         return all_of([condition, *push_disjunction_across_join(condition, equalities, self.sources)])
@@ -308,7 +320,11 @@ class QueryBlock:
     # Joins
 
     def _push_to(self, tree: JoinTree, wanted: Condition | None) -> None:
-        """Push a condition down that is true for each row of the join that can change the result."""
+        """Push a condition down to the sources of a join.
+
+        Args:
+            wanted: A condition that is true for each row of the join that can change the result.
+        """
         if isinstance(tree, SourceJoin):
             (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, wanted)
             return
@@ -319,7 +335,7 @@ class QueryBlock:
             self.sources[tree].push_down(own_part)
 
     def _push_to_inner_joins(self, tree: SourceJoin, wanted: Condition | None) -> None:
-        """Process nested inner joins together: each row meets every ON, for any number of sources."""
+        """Push a condition down through nested inner joins at once: each result row meets every ON condition."""
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
         implied = self._imply(all_of([wanted, *(join.on.condition for join in joins)]), equalities)
@@ -333,7 +349,8 @@ class QueryBlock:
 
     def _push_to_outer_join(self, tree: SourceJoin, wanted: Condition | None) -> None:
         left, right = sources_of(tree.left), sources_of(tree.right)
-        # A row with nulls for the other side does not meet the condition from above: the side is not kept.
+        # If the condition from above is false for nulls, it removes each row without a partner. So the join need not
+        # keep them.
         keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted, right))
         keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted, left))
         tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
@@ -347,7 +364,7 @@ class QueryBlock:
             (tree.right, right, left, keeps_right, keeps_left),
         ):
             condition = None if other_is_kept else restrict_to_sources(wanted, own)
-            if not is_kept:  # a row is used only with a partner that matters and meets ON
+            if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
                 beside = all_of([restrict_to_sources(wanted, other), on])
                 implied = imply_by_equality(beside, equalities, self.kind_of)
                 condition = all_of([condition, restrict_to_sources(implied, own)])
@@ -356,10 +373,10 @@ class QueryBlock:
     # Correlated subqueries
 
     def _derive_correlated_condition(self, query: QueryBlock, pairs: Sequence[Equality]) -> Condition | None:
-        """Return the condition on the rows of a subquery that the rows of this block imply.
+        """Return a condition on the rows of a correlated subquery that follows from the conditions on this block.
 
-        The subquery's WHERE compares columns of its sources with columns of this block, of which only rows are needed
-        that meet their own conditions.
+        The subquery's WHERE compares columns of its sources with columns of this block. Only rows of this block that
+        meet the block's own conditions are needed.
         """
         parts: list[Condition | None] = []
         for own, (source, column) in pairs:
@@ -382,11 +399,12 @@ def _move_to_table(condition: Condition | None, source: Relation) -> Condition |
 
 
 def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
-    """Yield semi-joins for columns of the outer block of a subquery that has a row.
+    """Yield semi-joins for columns of the outer block, from a subquery that must return a row.
 
-    Nothing is known if the block has rows without rows of its sources.
+    The function yields nothing if the subquery can return a row although its sources have none.
 
     Args:
+        query: The block of the subquery.
         pairs: The pairs of `InnerQuery`.
     """
     if not query.needs_rows:

@@ -1,7 +1,8 @@
-"""Equal columns of the sources of a block, and what follows from them for the rows of each source.
+"""Equal columns of the sources of a block, and the conditions that follow from them for the rows of each source.
 
-A column that is equal to a column of a partner has the values of that column: those of a row of its table (a
-semi-join), or literals. A condition on a column is also true for each column that is equal to it and has the same type.
+A column that is equal to a column of a partner has the values of the partner's column. The partner's values are
+stored values of a table (which gives a semi-join) or literals. A condition on a column is also true for each column
+that is equal to it and has the same type.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from seamark.formats.iceberg.types.values import decimal_precision, decimal_scal
 from seamark.formats.protocol.wire import RANGE
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
-"""Two columns of the sources of a block."""
+"""Two equal columns of the sources of a block."""
 Pair: TypeAlias = tuple[ColumnReference, str]
 """A column of the sources of a block, and the equal column of another relation."""
 
@@ -59,10 +60,10 @@ class Predicate:
 
     Attributes:
         condition: A condition on columns of the block's sources. It has a semi-join for each subquery and each period
-            whose values a column has.
-        equalities: Equal columns. Their types are comparable.
-        exact: Returns a condition on columns that is true for exactly the rows for which the expression is true; None
-            if there is none.
+            that a column is compared with.
+        equalities: Pairs of equal columns with comparable types.
+        exact: Returns a condition on columns that is true for exactly the rows for which the expression is true. It
+            returns None if there is no such condition.
     """
 
     condition: Condition | None = None
@@ -74,7 +75,7 @@ ALWAYS = Predicate()
 
 
 def is_comparable(first: str | None, second: str | None) -> bool:
-    """Return whether values of the two types are equal only if they are identical."""
+    """Return whether two values of these types are equal only if they are identical."""
     return is_exact(first) and (first == second or {first, second} == _WHOLE)
 
 
@@ -101,7 +102,7 @@ def is_wider(kind: str | None, narrow: str | None) -> bool:
 
 
 def is_year_number(kind: str | None) -> bool:
-    """Return whether a column of this type may hold the number of a year."""
+    """Return whether a column of this type may contain the number of a year."""
     return kind in _WHOLE
 
 
@@ -126,9 +127,10 @@ def move_to_column(condition: Condition | None, reference: ColumnReference) -> C
 
 
 def semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
-    """Return a single semi-join, with one row of the table, if all columns of the partner come from one table.
+    """Return the semi-joins for columns that equal columns of a partner.
 
-    Otherwise there is a semi-join for each column that comes from a table.
+    If all columns of the partner come from one table, there is a single semi-join with this table. Otherwise, there is
+    a semi-join for each column that comes from a table.
     """
     origin = exact_origin(partner, [column for _, column in pairs])
     if origin is not None:
@@ -139,7 +141,10 @@ def semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
 
 
 def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
-    """Return conditions that the columns have the values of the partner: those of rows of a table, or literals."""
+    """Return the conditions that columns have the values of their partner's columns.
+
+    The partner's values are stored values of a table, or literals.
+    """
     conditions: list[Condition] = [*semi_joins(pairs, partner)]
     for reference, column in pairs:
         literals = partner.values(column)
@@ -149,7 +154,7 @@ def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
 
 
 def period_values(reference: ColumnReference, transform: str, partner: Relation, column: str) -> Iterator[SemiJoin]:
-    """Yield the semi-join of a column whose period (`transform`) is a value of the partner's column."""
+    """Yield the semi-join of a column whose period (`transform`) equals a value of the partner's column."""
     origin = exact_origin(partner, [column])
     if origin is not None:
         table, (name,) = origin
@@ -157,9 +162,9 @@ def period_values(reference: ColumnReference, transform: str, partner: Relation,
 
 
 def range_values(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
-    """Yield semi-joins of a column that is less or greater than columns of one row of the partner.
+    """Yield the semi-joins of a column that is less or greater than columns of one row of the partner.
 
-    The first lower and the first upper limit are a range with an end.
+    The first lower limit and the first upper limit are combined into a range with both ends.
     """
     lower = [limit for limit in limits if limit.op in _LOWER]
     upper = [limit for limit in limits if limit.op in _UPPER]
@@ -181,7 +186,10 @@ def range_values(reference: ColumnReference, limits: Sequence[Limit], partner: R
 
 
 def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
-    """Return, for each column, the columns that are equal to it, also by way of others, and the column itself."""
+    """Return the set of equal columns of each column.
+
+    The set includes the column itself, and columns that are equal through other columns.
+    """
     classes: dict[ColumnReference, set[ColumnReference]] = {}
     for left, right in equalities:
         first, second = (classes.get(reference, {reference}) for reference in (left, right))
@@ -194,11 +202,12 @@ def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference,
 
 
 def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
-    """Return the condition, and its parts on single columns also for the columns that are equal to these."""
+    """Return the condition, and repeat each part on a single column for the columns that are equal to it."""
     classes = equivalence_classes(
         (left, right)
         for left, right in equalities
-        if kind_of(left) is not None and kind_of(left) == kind_of(right)  # otherwise a comparison may convert one
+        # If the types differ, the comparison may convert one of the values.
+        if kind_of(left) is not None and kind_of(left) == kind_of(right)
     )
     if condition is None or not classes:
         return condition
@@ -206,7 +215,7 @@ def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality
     parts: list[Condition | None] = list(own_parts)
     for part in own_parts:
         references = references_of(part)
-        if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
+        if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` accepts no more parts.
             (reference,) = references
             equal_columns = classes.get(reference, set(references)) - references
             parts += [move_to_column(part, other) for other in sorted(equal_columns)]
@@ -214,7 +223,11 @@ def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality
 
 
 def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], list[Pair]]:
-    """Return, by two sources, columns of the first and the equal columns of the second."""
+    """Group the equal columns by pair of sources.
+
+    Returns:
+        For each pair (first source, second source): columns of the first source, and the equal columns of the second.
+    """
     pairs: defaultdict[tuple[int, int], list[Pair]] = defaultdict(list)
     for left, right in equalities:
         for here, there in ((left, right), (right, left)):
@@ -224,7 +237,10 @@ def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], li
 
 
 def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
-    """Yield conditions on the columns of each source that is joined with another: they have the other's values."""
+    """Yield conditions on the columns of joined sources.
+
+    The conditions state that the columns of a source have the values of the equal columns of the other source.
+    """
     for (source, partner), pairs in pairs_by_partner(equalities).items():
         yield from partner_values(pairs, sources[partner])
         for reference, column in pairs:
@@ -238,10 +254,10 @@ def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation
 def push_disjunction_across_join(
     condition: Condition | None, equalities: Iterable[Equality], sources: Sequence[Relation]
 ) -> Iterator[Condition | None]:
-    """Yield what follows from disjunctions of conditions on several sources, for each source that is joined with
-    them.
+    """Yield the conditions on single sources that follow from disjunctions of conditions on several joined sources.
 
-    `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets its condition.
+    For example, `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets the
+    condition on that table.
     """
     pairs = pairs_by_partner(equalities)
     for part in parts_of(condition):
@@ -255,7 +271,11 @@ def push_disjunction_across_join(
 def _push_branch(
     branch: Condition, source: int, partners: Mapping[int, Sequence[Pair]], sources: Sequence[Relation]
 ) -> Condition | None:
-    """Return the part of a branch on a source's own columns, or otherwise on one of its partners."""
+    """Return what one branch of a disjunction requires of a source.
+
+    This is the branch's condition on the source's own columns, if there is one. Otherwise it is a semi-join with a
+    partner of the source.
+    """
     own_part = restrict_to_sources(branch, frozenset({source}))
     if own_part is not None:
         return own_part
@@ -268,10 +288,10 @@ def _push_branch(
 
 
 def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
-    """Return a semi-join with a row of the partner's table that meets a condition on its columns.
+    """Return a semi-join with a row of the partner's table that meets the condition `wanted`.
 
-    Comparisons that are true for null are left out: null may represent a missing value. So are comparisons of
-    functions, because rows of a dimension are compared by their stored values.
+    Comparisons that are true for null are left out, because null may represent a missing value. Comparisons of
+    functions are left out too, because the server compares rows of a dimension by their stored values.
     """
     where = drop_functions(
         weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)

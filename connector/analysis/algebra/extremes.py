@@ -1,7 +1,8 @@
-"""What a comparison with the extreme of a query's rows says about a column.
+"""The limits on a column that is compared with the extreme of a query's rows.
 
-The extreme is that of the rows of a stored table that meet a condition. If the condition has exactly these rows, the
-extreme has two limits, otherwise one: a maximum of fewer rows is not greater.
+The extreme is the minimum or maximum of rows of a stored table that meet a condition. If the condition selects exactly
+these rows, the comparison gives two limits. If the condition may select more rows, it gives one limit: the maximum of
+the real rows is not greater than the maximum of more rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def has_order(first: str | None, second: str | None) -> bool:
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a column that is compared by `op` with an extreme is limited by all values of more rows."""
+    """Return whether a comparison with the extreme gives a limit even if the extreme is computed from too many rows."""
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
@@ -42,7 +43,7 @@ def extreme_values(
 
     Args:
         reference: The column.
-        kind: Its type.
+        kind: The type of the column.
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
         relation: The relation that has the extreme.
         column: Its column.

@@ -1,10 +1,11 @@
 """The needed rows of a table after push-down: a condition, LIKE predicates, and joins with other tables.
 
-Invariant: rows of a table for which its predicate is not true can be left out, and the statement's answer stays the
-same for any data. The same applies to rows without a partner in one of its joins. A partner is a row of the other table
-for which that table's predicate and joins are true, and that is equal, less or greater, as the join says, and not null
-in all the columns. A join with an extreme compares with the extreme of the rows that meet the join's own condition. The
-other scan must read that table at that snapshot. Where this is uncertain, predicates are weaker, and joins are fewer.
+Invariant: rows for which the predicate of their table is not true can be left out, and the result of the statement
+stays the same for any data. Rows without a partner in one of the joins of their table can be left out too. A partner is
+a row of the other table that meets that table's own predicate and joins. The columns of the join must not be null and
+must be equal, less or greater, as the join states. A join with an extreme compares with the extreme of the rows that
+meet the join's own condition. The other scan must read its table at the same snapshot. Where it is uncertain that a row
+can be left out, the predicates are weaker and there are fewer joins.
 """
 
 from __future__ import annotations
@@ -40,22 +41,26 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX
 
 ScanOf: TypeAlias = Callable[[Table], int | None]
-"""The number of the scan that reads a table; None if no scan may be joined with it."""
+"""A function that returns the number of the scan of a table, or None if no scan may be joined with the table."""
 
 
 def condition_of(table: Table, *, utc: bool) -> Condition | None:
-    """Return the condition without joins, and without comparisons that the catalog would evaluate in another way."""
+    """Return the condition on a table's rows, without joins.
+
+    Comparisons that the catalog would evaluate differently from the engine are left out.
+    """
     return _keep_evaluated_part(table, all_of([table.predicate, *_partner_conditions(table)]), utc=utc)
 
 
 def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
-    """Return the part of a condition on the table's columns that the catalog evaluates as the engine does."""
+    """Return the part of a condition on the table's columns that the catalog evaluates exactly as the engine does."""
     columns = table.columns or {}
 
     def keep(atom: Atom) -> Atom | None:
         if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
             return None
-        if _has_field(atom) and not atom.rejects_null:  # not every file format counts a field of a null struct
+        # Some file formats do not count the fields of a null struct as nulls.
+        if _has_field(atom) and not atom.rejects_null:
             return None
         return atom if utc or _is_zone_independent(atom, columns) else None
 
@@ -63,7 +68,7 @@ def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool
 
 
 def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool:
-    """Return whether the comparison has the same result in each time zone of the session."""
+    """Return whether the comparison has the same result in every time zone of the session."""
     if not comparison.zones:
         return True
     kind = columns.get(comparison.column[1])
@@ -73,7 +78,10 @@ def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool
 
 
 def _partner_conditions(table: Table) -> Iterator[Condition | None]:
-    """Yield conditions on the columns of joins: a partner meets its own conditions, and has equal values."""
+    """Yield conditions on the columns of joins that follow from the conditions on the joined tables.
+
+    A join partner meets the conditions of its table and has equal values, so its conditions hold for the columns too.
+    """
     for semi_join in parts_of(table.predicate):
         if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
             continue
@@ -91,7 +99,9 @@ def _has_field(atom: Atom) -> bool:
 
 
 def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
-    """Return the LIKE predicates on columns that are known to be stored strings, as many as a request takes.
+    """Return the LIKE predicates on columns that are known to be stored strings.
+
+    The number of predicates is limited to the number that a request may have.
 
     Args:
         references: The references to a table that a single scan reads.
@@ -108,7 +118,7 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
 
 
 def joins_of(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
-    """Return the joins that each needed row has, and the alternatives of disjunctions with joins."""
+    """Return the joins that every needed row has, and the alternative joins of disjunctions."""
     joins: dict[Join, None] = {}
     for number, part in enumerate(parts_of(table.predicate)):
         if isinstance(part, SemiJoin):
@@ -134,14 +144,15 @@ def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -
 
 
 def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
-    """Return the joins of a disjunction, each with the condition on the table's own columns of the other branches.
+    """Return the joins of a disjunction as alternatives.
 
-    There are none if a branch has neither: then the disjunction may be true for each row.
+    Each alternative has the conditions of the branches that restrict the table's own columns. The list is empty if one
+    of the branches has neither such a condition nor a join, because the disjunction may then be true for each row.
     """
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
     for branch in either.parts:
-        # Rows of a dimension are not filtered by fields of structs, nor by functions.
+        # The server does not filter the rows of a dimension by fields of structs or by functions.
         columns_only = drop_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
         condition = _keep_evaluated_part(table, columns_only, utc=utc)
         if condition is not None:
@@ -159,9 +170,9 @@ def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, 
 
 
 def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
-    """Return the joins that all of several references to a table have, which a single scan reads.
+    """Return the joins that all references to a table share, because a single scan reads all of them.
 
-    Alternatives are common only all together: without one of them, the others restrict no row.
+    The alternatives of a disjunction are shared only if all of them are. If one is missing, the others restrict no row.
     """
     if not joins_of_each:
         return ()
@@ -171,7 +182,7 @@ def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
 
 
 def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
-    """Return the join and its alternatives."""
+    """Return the join together with its alternatives."""
     if join.any_of is None:
         return frozenset({join})
     return frozenset(replace(other, any_of=-1) for other in joins if other.any_of == join.any_of)

@@ -1,10 +1,10 @@
 """The relations of a statement: tables, literal rows, set operations and names in WITH. Blocks are in `blocks.py`.
 
 A condition on a result is pushed down to its inputs, unless an operation between them counts or orders rows. Invariant:
-rows of a source may be left out only if the statement's answer stays the same for any data.
+rows of a source may be left out only if the result of the statement stays the same for any data.
 
 - A condition on a column of a set operation is pushed to the same column of both inputs if both have the same type.
-- The query of a name in WITH gets the disjunction of the conditions of all its uses.
+- The query of a name in WITH gets the disjunction of the conditions of all uses of the name.
 
 `origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
 each value of the result is in a row of the table that can change the result. In the same way, `extreme` gives the
@@ -24,19 +24,24 @@ from seamark.connector.plans.literals import Literal
 Columns: TypeAlias = Mapping[str, str]
 """The columns of a table in lower case, with their Iceberg types."""
 COMPUTED = ""
-"""In place of a type: the column of a view whose values are not stored values of a table."""
+"""Stands for the type of a view column whose values are not stored values of a table."""
 
 SHARED_LEAVES_MAX = 500
-"""The limit of comparisons in the condition on a name in WITH with several uses. Above it, the name is read completely:
-in a chain of such names each would cost as much as all comparisons that a statement may have."""
+"""The maximum number of comparisons in the condition on a name in WITH that is used several times.
+
+A name with more comparisons is read completely. Otherwise, in a chain of such names each name could cost as much as all
+comparisons that a statement may have.
+"""
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
-"""Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
+"""Types whose equal values are identical. Floats are not among them because they have two zeros.
+Nested types are not compared.
+"""
 
 _FLOATS = frozenset(("float", "double"))
 
 _DISCRIMINATED = frozenset((TEXT, EXACT))
-"""The classes of columns that are a literal in one input of a set operation and may be stored in the other."""
+"""The classes of columns that may be a literal in one input of a set operation and a stored column in the other."""
 
 _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "date": "date"}
 
@@ -83,19 +88,26 @@ class Relation(Protocol):
     """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
-        """Return whether there is a column of this name; None if unknown."""
+        """Return whether the relation has a column of this name, or None if this is unknown."""
 
     def names(self) -> tuple[str | None, ...] | None:
-        """Return the names of all columns in order, None for a column without a name; None if unknown."""
+        """Return the names of all columns in order, or None if they are unknown.
+
+        A column without a name has None in its place.
+        """
 
     def kind(self, column: str) -> str | None:
-        """Return the Iceberg type of a column with unchanged stored values; None for other columns, and if unknown."""
+        """Return the Iceberg type of a column with unchanged stored values.
+
+        The result is None for other columns, and if the type is unknown.
+        """
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
         """Return the stored table and columns that these columns come from: for each row without nulls in them, a
         row of the table has the same values. A zero of a float may have the other sign.
 
-        None if there is no such table.
+        For each row in which these columns are not null, a row of the table has the same values. The result is None if
+        there is no such table.
         """
 
     def extreme(self, column: str) -> StoredExtreme | None:
@@ -105,17 +117,22 @@ class Relation(Protocol):
         """Return the rows of a table that are the rows of this relation; None if other rows may be among them."""
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        """Return the values of a column that only literals of the statement can have, besides null; None if unknown."""
+        """Return the values of a column that has only literals of the statement and nulls.
+
+        The result is None if the values are unknown.
+        """
 
     def value_class(self, column: str) -> str | None:
-        """Return the class (`operands.py`) of a column whose values are unchanged stored values or literals of
-        SELECT; None for other columns.
+        """Return the class (`operands.py`) of a column with unchanged stored values or literals of SELECT.
+
+        The result is None for other columns.
         """
 
     def push_down(self, wanted: Condition | None) -> None:
-        """Push a condition down, once: rows for which `wanted` is not true are not needed.
+        """Push a condition down to the inputs of the relation. Callers call this once.
 
-        Its columns are (0, column).
+        Args:
+            wanted: A condition on columns (0, column). Rows for which it is not true are not needed.
         """
 
 
@@ -123,8 +140,8 @@ class Relation(Protocol):
 class Table:
     """A reference to a stored table.
 
-    After the statement's condition is pushed down, `predicate` is true for each row that is needed. Readers keep what
-    they know about the reference beside it.
+    After the push-down, `predicate` is true for each row that the statement needs. Readers of statements store their
+    own data about the reference elsewhere.
     """
 
     columns: Columns | None
@@ -160,7 +177,7 @@ class Table:
 
 
 Origin: TypeAlias = tuple[Table, tuple[str, ...]]
-"""A table and its column names."""
+"""A stored table, and the names of some of its columns."""
 
 
 def exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
@@ -171,9 +188,9 @@ def exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
 
 @dataclass(frozen=True)
 class UnknownRelation:
-    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions.
+    """Rows about which nothing is known: a function, a table at an earlier time, VALUES and UNNEST of expressions.
 
-    The rows may depend on all rows of its `inputs`.
+    The rows may depend on all rows of `inputs`.
     """
 
     inputs: tuple[Relation, ...] = ()
@@ -209,7 +226,7 @@ class UnknownRelation:
 
 @dataclass
 class LiteralRows:
-    """Rows of literals, by column: VALUES, or UNNEST of an ARRAY.
+    """Rows of literals, stored by column: VALUES, or UNNEST of an ARRAY.
 
     A column without an alias has the name that Trino displays.
     """
@@ -281,10 +298,10 @@ class _SameColumns:
 
 @dataclass
 class PushdownBarrier(_SameColumns):
-    """Rows that are counted or ordered: no condition is pushed below them.
+    """Rows that are counted or ordered. No condition is pushed below them.
 
     Attributes:
-        dependencies: Other relations that the rows depend on. No condition is pushed to them either.
+        dependencies: Other relations on which the rows depend. No condition is pushed to them either.
     """
 
     dependencies: tuple[Relation, ...] = ()
@@ -299,10 +316,11 @@ class PushdownBarrier(_SameColumns):
 
 @dataclass
 class SetOperation:
-    """UNION, INTERSECT or EXCEPT, ALL or not: a condition on a column is pushed to the same column of both inputs.
+    """UNION, INTERSECT or EXCEPT, with or without ALL.
 
-    Only if both have the same type: otherwise the column is converted, and the converted value is compared. A literal
-    of one input, such as the `'a'` of `SELECT 'a' AS source, …`, is compared as a value of that type.
+    A condition on a column is pushed to the same column of both inputs, but only if both columns have the same type.
+    Otherwise, the engine converts the column and compares the converted value. A literal in one input, such as the
+    `'a'` of `SELECT 'a' AS source, …`, is compared as a value of the stored column's type.
     """
 
     left: Relation
@@ -357,12 +375,12 @@ class SetOperation:
 def find_same_position(
     column: str, names: Sequence[str | None] | None, other_names: Sequence[str | None] | None
 ) -> str | None:
-    """Return the name in `other_names` at the position of `column` in `names`.
+    """Return the name in `other_names` at the position that `column` has in `names`.
 
-    A field of a struct stays the same field.
+    If `column` is a field of a struct, the result is the same field of the other struct.
 
     Returns:
-        None if one of the two names does not occur exactly once.
+        The other name, or None if one of the two names does not occur exactly once.
     """
     if names is None or other_names is None or len(names) != len(other_names):
         return None
@@ -428,7 +446,7 @@ class RenamedColumns:
 class NamedQuery:
     """A name in WITH.
 
-    Its query gets one condition, after all its uses have added theirs.
+    Its query receives one condition, after all uses of the name have added their conditions.
     """
 
     inner: Relation
@@ -441,7 +459,7 @@ class NamedQuery:
     _stored_rows: list[StoredRows | None] = field(default_factory=list)
     _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
     _classes: dict[str, str | None] = field(default_factory=dict)
-    """Caches: names that use other names twice would need exponential time."""
+    """A cache. Without it, a chain of names that each use another name twice would need exponential time."""
 
     def has(self, column: str) -> bool | None:
         if column not in self._has:
@@ -496,7 +514,7 @@ class NamedQuery:
 
 @dataclass
 class WithClause(_SameColumns):
-    """A query and the names in its WITH; each name may use the names before it."""
+    """A query and the names in its WITH clause. Each name may use the names before it."""
 
     named: tuple[NamedQuery, ...]
 

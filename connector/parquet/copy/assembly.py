@@ -1,13 +1,12 @@
 """Assembles a Parquet file from column chunks of other files.
 
-Each column of a row group of the new file is copied from a row group with the same number of rows. Pages,
-their CRCs, statistics and encodings are copied unchanged; offsets change. Bloom filters are written after
-their row group. Page indexes are written at the end of the file, where readers fetch all of them at once.
-Until the new file is closed, its page indexes are in memory.
+Each column of a row group of the new file is copied from a row group with the same number of rows. Pages, their CRCs,
+statistics and encodings are copied unchanged. Offsets change. Bloom filters are written after their row group. Page
+indexes are written at the end of the file, where readers fetch all of them at once. Until the new file is closed, its
+page indexes are in memory.
 
-Encryption binds each module to its file and position. So chunks that are encrypted in the old or the new
-file are decrypted and encrypted page by page (`reencryption.py`), together with all their indexes and Bloom
-filters.
+Encryption binds each module to its file and position. Therefore chunks that are encrypted in the old or the new file
+are decrypted and encrypted page by page (`reencryption.py`), together with all their indexes and Bloom filters.
 """
 
 from __future__ import annotations
@@ -57,15 +56,16 @@ _SCHEMAS = frozenset(
         b"org.apache.spark.sql.parquet.row.metadata",
     )
 )
-"""The keys of key-value metadata that contain a schema, which describes the columns of the file."""
+"""The keys of key-value metadata that contain a schema. A schema describes the columns of the file."""
 _SHIFTED = ("data_page", "index_page", "dictionary_page")
 _COLUMN = 1
 """The field id of SortingColumn.column_idx."""
 
 
 class Pick(NamedTuple):
-    """Columns to copy from a row group: the chunk `columns[i]` becomes the column `targets[i]` of the new row
-    group.
+    """The columns to copy from a row group.
+
+    The chunk `columns[i]` becomes the column `targets[i]` of the new row group.
     """
 
     source: SourceFile
@@ -106,8 +106,8 @@ class FileAssembler:
     """Assembles one file.
 
     Attributes:
-        skeleton: The footer of a file with the new file's schema and column orders.
-        encryption: The encryption of the new file; None if it is not encrypted.
+        skeleton: The footer of a file that has the schema and the column orders of the new file.
+        encryption: The encryption of the new file, or None if it is not encrypted.
     """
 
     def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
@@ -117,7 +117,7 @@ class FileAssembler:
         self._creators: set[bytes | None] = set()
         self._version = skeleton.version
         self._key_values: dict[bytes, bytes | None] | None = None
-        """The key-values that all files have; None before the first file."""
+        """The key-values that all files have in common, or None before the first file."""
         self.rows = 0
         self.split_offsets: list[int] = []
         sink.write(MAGIC if encryption is None else encryption.magic)
@@ -127,10 +127,13 @@ class FileAssembler:
         return self._sink.at
 
     def add(self, picks: Sequence[Pick]) -> None:
-        """Add a row group; its other fields are copied from the row group of the first pick.
+        """Add a row group. Its other fields are copied from the row group of the first pick.
+
+        Args:
+            picks: The columns to copy.
 
         Raises:
-            ValueError: The picks do not contain each of the columns once.
+            ValueError: The picks do not contain each column exactly once.
             Unreadable: An old file is broken. The new file is then unusable.
         """
         rows = picks[0].source.footer.groups[picks[0].group].rows
@@ -166,7 +169,7 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keep the key-values that are equal in all files, and a schema only if it still describes the columns."""
+        """Keep the key-values that are equal in all files. A schema is kept only if it still describes the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         stated = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         common = stated if self._key_values is None else self._key_values
@@ -319,12 +322,13 @@ class FileAssembler:
 def _divide_into_runs(
     pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]
 ) -> list[tuple[Run, Longs]]:
-    """Return the chunks as runs of contiguous bytes, in the order of the file, each with the positions of its
-    columns.
+    """Divide the chunks into runs of contiguous bytes, in the order of the file.
+
+    Each run comes with the positions of its columns.
 
     Args:
-        changed: Whether the encryption of each column changes: bool[columns]. The chunk of such a column is its
-            own run.
+        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of such a column is a run of
+            its own.
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
     order = np.argsort(begins, kind="stable")
@@ -341,7 +345,7 @@ def _divide_into_runs(
 
 
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group up to the first column that the new file lacks."""
+    """Return the sorting columns of the first pick's row group, up to the first column missing in the new file."""
     pick = picks[0]
     kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:

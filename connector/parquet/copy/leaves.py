@@ -1,9 +1,9 @@
 """Matches the leaf columns of Parquet files by Iceberg field ids, and decides which chunks can be copied.
 
-A leaf is identified by the field ids on its path. Groups without an id, which lists have, are identified by
-position. A chunk can be copied to a file with another schema if each node of the path has the same
-repetition, and the leaf has the same physical and logical type: its pages then decode to the same values.
-Names are not compared, because Iceberg renames columns without rewriting files.
+A leaf column is identified by the field ids on its path. Groups without an id, which lists have, are identified by
+position. A chunk can be copied to a file with another schema under two conditions: each node of the path has the same
+repetition, and the leaf column has the same physical and logical type. Its pages then decode to the same values. Names
+are not compared, because Iceberg renames columns without rewriting files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.footer import ParquetFooter, structures
 from seamark.formats.iceberg.files.thrift import Fields
 
-# Field ids of SchemaElement.
+# The field ids of SchemaElement.
 _TYPE, _LENGTH, _REPETITION, _NAME, _CHILDREN, _CONVERTED, _SCALE, _PRECISION, _ID, _LOGICAL = range(1, 11)
 _REQUIRED, _REPEATED = 0, 2
 _INT32, _INT64 = 1, 2
@@ -45,11 +45,11 @@ _CONVERTED_TYPES: dict[int, Logical] = {
 
 
 class Leaf(NamedTuple):
-    """A leaf column.
+    """A leaf column of a Parquet file.
 
     Attributes:
-        ids: The field ids on its path; None for a node without an id.
-        shape: The properties that the columns of a copied chunk must have in common.
+        ids: The field ids on its path. A node without an id has None.
+        shape: The properties that both columns must have in common for a chunk to be copied.
         names: The path in the file.
     """
 
@@ -61,7 +61,7 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The name of the column in pyarrow and in key tools."""
+        """The name that the column has in pyarrow and in key tools."""
         return b".".join(self.names).decode(errors="replace")
 
 
@@ -175,12 +175,13 @@ def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
 
 
 class LeafMatch(NamedTuple):
-    """The match of a file's leaves with a target.
+    """The match of a file's leaf columns with the leaf columns of a target.
 
-    `columns[i]` is the file's leaf for the target's leaf `i`, or -1 if the file lacks the whole top-level column.
+    `columns[i]` is the number of the file's leaf column for the target's leaf column `i`. It is -1 if the file does not
+    have the whole top-level column.
 
     Attributes:
-        reason: The reason why chunks of the file cannot be copied; empty if they can be copied.
+        reason: The reason why chunks of the file cannot be copied. Empty if they can be copied.
     """
 
     columns: Sequence[int]
@@ -188,7 +189,7 @@ class LeafMatch(NamedTuple):
 
 
 def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
-    """Match the leaves of a file with those of a target."""
+    """Match the leaf columns of a file with those of a target."""
     if repeated := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
         return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
     if any(leaf.ids[0] is None for leaf in leaves):

@@ -1,8 +1,8 @@
 """Decides how new files are encrypted: a new file has the encryption of the file from which its rows come.
 
-Values that are derived from an encrypted column must not be stored in an unencrypted file. They must also
-not determine the order of rows. Partition values and metrics are in manifests, which are not encrypted, and
-the order of rows can be read from the other columns.
+Values that are derived from an encrypted column must not be stored in an unencrypted file, and must not determine the
+order of rows. The reason is that partition values and metrics are in manifests, which are not encrypted, and that the
+order of rows can be seen in the other columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FileProtection(NamedTuple):
     """The encryption of new files.
 
     Attributes:
-        leaves: The leaf columns of the new files; the scheme has an entry for each.
+        leaves: The leaf columns of the new files. The scheme has an entry for each.
     """
 
     scheme: EncryptionScheme
@@ -33,7 +33,7 @@ class FileProtection(NamedTuple):
     keys: ParquetKeys
 
     def create_encryption(self, location: str) -> FileEncryption:
-        """Create the encryption of one file; its keys are new.
+        """Create the encryption of one file with new keys.
 
         Raises:
             Unreadable: The file cannot be encrypted.
@@ -45,7 +45,7 @@ class FileProtection(NamedTuple):
 
     @property
     def secret_ids(self) -> frozenset[int]:
-        """The ids of all columns with an encrypted part; their values must not be stored in unencrypted files."""
+        """The ids of all columns with an encrypted part. Their values must not be stored in unencrypted files."""
         protected = zip(self.leaves, self.scheme.columns, strict=True)
         paths = (leaf.ids for leaf, how in protected if how is not Protection.PLAIN)
         return frozenset(number for path in paths for number in path if number is not None)
@@ -54,7 +54,8 @@ class FileProtection(NamedTuple):
         """Check that none of these columns is encrypted.
 
         Args:
-            use: What the writer would publish of the column, for the error text.
+            column_ids: The ids of the columns.
+            use: States what the writer would publish of the column. It is part of the error message.
 
         Raises:
             Unwritable: One of the columns is encrypted.
@@ -91,7 +92,7 @@ def hide_values(protection: FileProtection | None) -> Iterator[None]:
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
     """Check that equality deletes compare no encrypted column of the file.
 
-    The number of remaining rows would reveal to a writer without keys which values the file has.
+    Otherwise, a writer without keys could see from the number of remaining rows which values the file has.
 
     Raises:
         Unreadable: The deletes compare an encrypted column.
@@ -108,10 +109,12 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
 
 
 def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
-    """Return the encryption of a new file that gets rows of `source`; None if the new file is not encrypted.
+    """Return the encryption of a new file with rows of `source`, or None if the new file is not encrypted.
 
     Args:
+        source: The file from which the rows come.
         leaves: The leaf columns of the new file.
+        keys: The keys of encrypted files.
 
     Raises:
         Unreadable: The encryption of the new file is uncertain.
@@ -143,11 +146,13 @@ def require_same_scheme(
 ) -> SourceCheck:
     """Return a check that refuses a file whose encryption has changed since its scheme was read.
 
-    The encryption of the new file is chosen by that scheme. Everyone who can write to the folder of the table
-    could have replaced the file in the meantime.
+    The encryption of the new file was chosen by that scheme. Everyone who can write to the folder of the table could
+    have replaced the file since then.
 
     Args:
         schemes: Returns the scheme of the file at a path.
+        leaves: The leaf columns of the new file.
+        keys: The keys of encrypted files.
     """
 
     def check(path: str, source: SourceFile) -> None:

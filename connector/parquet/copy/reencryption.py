@@ -1,9 +1,8 @@
-"""Copies a column chunk whose encryption changes: each page is decrypted and encrypted again, but not decoded.
+"""Copies a column chunk whose encryption changes. Each page is decrypted and encrypted again, but not decoded.
 
-Sizes, page headers and offsets change with the encryption. The CRC of a page is computed from its bytes in
-the file. It is checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the
-repetition and definition levels unencrypted, and Arrow encrypts the whole page. The copy has the same
-layout as the original page.
+Sizes, page headers and offsets change with the encryption. The CRC of a page is computed from its bytes in the file. It
+is checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the repetition and
+definition levels unencrypted, and Arrow encrypts the whole page. The copy has the same layout as the original page.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
 
 View = Callable[[int, int], AbstractContextManager[memoryview]]
-"""A function that returns bytes of a file, given (begin, size)."""
+"""A function that returns bytes of a file, given their beginning and their size."""
 
 PAGE_BYTES_MAX = 256 << 20
-"""The maximum size of an encrypted page; the whole page is in memory."""
+"""The maximum size of an encrypted page. The whole page is in memory."""
 _PACKED_MAX = (1 << 31) - 1
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _JOINED_BYTES = 64 << 10
@@ -36,12 +35,12 @@ _JOINED_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class EncryptedChunk:
-    """A chunk of a file at [begin, end).
+    """A chunk of a file, in the bytes [begin, end).
 
     Attributes:
         values: The number of values in its data pages.
         has_dictionary: Whether it begins with a dictionary page.
-        old, new: The ciphers before and after; None if the chunk is not encrypted.
+        old, new: The cipher of the chunk in the old file and in the new file. None if the chunk is not encrypted there.
     """
 
     begin: int
@@ -57,8 +56,8 @@ class MovedPages:
     """The pages of a chunk that was encrypted again.
 
     Attributes:
-        pages: The old offset, the new offset and the new size with the header of each page, ascending.
-        headers_grown: The bytes by which the page headers have grown.
+        pages: The old offset, the new offset, and the new size with the header of each page, in ascending order.
+        headers_grown: The number of bytes by which the page headers have grown.
     """
 
     pages: list[tuple[int, int, int]] = field(default_factory=list)
@@ -134,7 +133,7 @@ def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -
     """Return the page header at `at`, and its size in the file.
 
     Args:
-        page: The ordinal of the page; None for a dictionary page.
+        page: The ordinal of the page, or None for a dictionary page.
     """
     left = chunk.end - at
     if chunk.old is None:
@@ -175,6 +174,6 @@ def _header_module_of(page: int | None) -> Module:
 
 
 def _compute_signed_crc(data: bytes) -> int:
-    """Return the CRC as a signed 32-bit number, which is the form in Thrift."""
+    """Return the CRC as a signed 32-bit number, which is its form in Thrift."""
     crc = zlib.crc32(data)
     return crc - (1 << 32) if crc >= 1 << 31 else crc

@@ -1,5 +1,6 @@
-"""Writes copied bytes to a local file, to which the kernel copies, or to an object, which is uploaded in
-parts.
+"""Writes copied bytes to a local file or to an object.
+
+The kernel copies to a local file. An object is uploaded in parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from seamark.connector.client.storage import LocalPath, Storage
 
 _COPY_BYTES = 8 << 20
 _NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""Error codes of file systems that do not support a copy in the kernel."""
+"""The error codes of file systems that do not support copies in the kernel."""
 
 
 class Sink(Protocol):

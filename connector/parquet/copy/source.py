@@ -1,8 +1,8 @@
 """Opens a Parquet file whose column chunks are copied, and checks its footer against its bytes.
 
-The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its
-page headers are checked: the pages must fill the chunk and have the number of values that the footer
-states. If a check fails, Unreadable is raised, and bytes that were written before are not used.
+The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its page headers
+are checked: the pages must fill the chunk and have the number of values that the footer states. If a check fails,
+Unreadable is raised, and the bytes that were already written are not used.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 FOOTER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 8 << 20
-"""The bytes of one read from an object store."""
+"""The size of one read from an object store."""
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
-"""Limits of one page index, and of one Bloom filter."""
+"""The maximum size of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
 _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
@@ -53,8 +53,8 @@ class Run(NamedTuple):
     """The bytes [begin, end) of a file, which contain whole chunks.
 
     Attributes:
-        walks: The pages of the chunks, ascending.
-        reach: The end of the chunks that are copied after these without a gap.
+        walks: The pages of the chunks, in ascending order.
+        reach: The end of the chunks that are copied after this run without a gap.
     """
 
     begin: int
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 class SourceFile:
-    """An open file; as a context manager, it closes the file."""
+    """An open file. As a context manager, it closes the file on exit."""
 
     def __init__(
         self,
@@ -76,12 +76,10 @@ class SourceFile:
         """Open the file and check its footer.
 
         Args:
-            storage: The storage, or the open file; the caller closes the file.
-            data: The content of a file in memory.
+            location: The location of the file.
+            storage: The storage, or the open file. The caller closes the open file.
+            data: The content of the file if it is in memory.
             keys: The keys of encrypted files. If None, encrypted files are refused.
-
-        Raises:
-            Unreadable: The file is not Parquet, cannot be decrypted, or contradicts its footer.
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
@@ -134,7 +132,8 @@ class SourceFile:
 
     def close(self) -> None:
         if isinstance(self._bytes, mmap.mmap):
-            # The traceback of an exception may refer to the map. The map is then closed when the traceback is deleted.
+            # The traceback of an exception may refer to the mapped memory. It is then unmapped when the traceback is
+            # deleted.
             with suppress(BufferError):
                 self._bytes.close()
         self._bytes = None
@@ -184,7 +183,7 @@ class SourceFile:
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
-        # Copied chunks are not decoded here; a chunk that readers cannot decode would make the new file unreadable.
+        # Copied chunks are not decoded here. A chunk that readers cannot decode would make the new file unreadable.
         pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
         return read_footer(plain)
 
@@ -193,7 +192,7 @@ class SourceFile:
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
             raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
-        # Other columns have no pages and are never copied.
+        # Other columns have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
@@ -209,7 +208,7 @@ class SourceFile:
             raise ValueError(f"a row group has {group.rows} rows")
         for name in ("data_page", "values", "plain_bytes", "packed_bytes", "type", "codec", "path"):
             if not group.has(name).all():
-                raise ValueError(f"a column chunk lacks the field {name}")
+                raise ValueError(f"a column chunk does not have the field {name}")
         if group.has("encrypted").any():
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
@@ -271,8 +270,10 @@ class SourceFile:
         """Copy a chunk to the sink with another encryption.
 
         Args:
-            new: The new cipher; None if the copy is not encrypted.
-            reach: The end of the bytes to read in advance, because they are copied as well.
+            group, column: The row group and the column of the chunk.
+            new: The new cipher, or None if the copy is not encrypted.
+            sink: The new file.
+            reach: The end of the bytes that may be read in advance, because they are copied, too.
 
         Raises:
             ValueError: An ordinal of the chunk is not representable.
@@ -294,7 +295,7 @@ class SourceFile:
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
-        """Yield bytes of the file; an object is read forward in blocks, none of which exceeds `end`."""
+        """Yield bytes of the file. An object is read forward in blocks, and no block goes beyond `end`."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
@@ -310,10 +311,10 @@ class SourceFile:
             yield part
 
     def copy(self, run: Run, sink: Sink) -> None:
-        """Copy the run to the sink, and check its pages.
+        """Copy a run to the sink, and check its pages.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: The file cannot be read.
         """
         try:
             if self._bytes is None:

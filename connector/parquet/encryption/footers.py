@@ -1,9 +1,8 @@
 """Decrypts and encrypts Parquet footers (parquet-format: Encryption.md, "File Format").
 
-A decrypted footer has the form of the footer of an unencrypted file, so all other code handles only this
-form. The ciphers of the column chunks are separate. A footer is either encrypted or signed. In a signed
-footer, the metadata of encrypted columns is encrypted separately, and its unencrypted form has no
-statistics.
+A decrypted footer has the form of the footer of an unencrypted file, so all other code handles only this form. The
+ciphers of the column chunks are separate. A footer is either encrypted or signed. In a signed footer, the metadata of
+an encrypted column is encrypted separately, and an unencrypted copy of the metadata has no statistics.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _GROUPS, _ALGORITHM, _KEY_METADATA = 4, 8, 9
 # Field ids of ColumnChunk.
 _METADATA, _CRYPTO, _ENCRYPTED_METADATA = 3, 8, 9
 _SECRET = frozenset({12, 13, 16, 17})
-"""Fields of ColumnMetaData with statistics of values, encodings, sizes and geometries."""
-# Field ids of EncryptionAlgorithm. Both algorithms have the AAD prefix, the unique id, and whether
-# readers must supply the prefix.
+"""The fields of ColumnMetaData with statistics of values, encodings, sizes and geometries. They must be encrypted."""
+# The field ids of EncryptionAlgorithm. Both algorithms have an AAD prefix, a unique id, and a flag. The flag says
+# whether readers must supply the prefix.
 _GCM, _GCM_CTR = 1, 2
 _PREFIX, _UNIQUE, _SUPPLY = 1, 2, 3
 # Field ids of ColumnCryptoMetaData.
@@ -54,10 +53,11 @@ Raw = dict[int, tuple[int, bytes]]
 
 class FileKeys(Protocol):
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        """Return the key that the key metadata in the file identifies.
+        """Return the key that some key metadata of a file identifies.
 
         Args:
-            column: The path of the column; None for the footer.
+            metadata: The key metadata in the file, or None.
+            column: The path of the column, or None for the footer.
 
         Raises:
             KeyUnavailable: The key cannot be unwrapped.
@@ -65,7 +65,7 @@ class FileKeys(Protocol):
 
     @property
     def aad_prefix(self) -> bytes | None:
-        """The AAD prefix of files that do not store their AAD prefix."""
+        """The AAD prefix for files that do not store their AAD prefix."""
 
 
 class OpenedFooter(NamedTuple):
@@ -73,7 +73,7 @@ class OpenedFooter(NamedTuple):
 
     Attributes:
         plain: The FileMetaData in the form of an unencrypted file.
-        ciphers: The ciphers by row group and column; None for a column that is not encrypted.
+        ciphers: The ciphers by row group and column. A column that is not encrypted has None.
         keys: The key metadata of columns that have their own key, by path.
     """
 
@@ -88,7 +88,7 @@ class OpenedFooter(NamedTuple):
 
 
 def is_signed(footer: bytes) -> bool:
-    """Return whether a footer that is not encrypted belongs to a file with encrypted columns.
+    """Return whether an unencrypted footer belongs to a file with encrypted columns.
 
     Raises:
         ValueError: The footer is invalid.
@@ -97,10 +97,11 @@ def is_signed(footer: bytes) -> bool:
 
 
 def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter:
-    """Decrypt a footer or verify its signature.
+    """Decrypt an encrypted footer, or verify the signature of a signed footer.
 
     Args:
-        data: The bytes between the pages and the footer's length.
+        data: The bytes between the pages and the length of the footer.
+        keys: The keys of the file.
         encrypted: Whether the file has the magic number PARE.
 
     Raises:
@@ -179,7 +180,7 @@ class _Opening:
         self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
         self._ctr_pages, self._signed = ctr_pages, signed
         self._known: dict[bytes, ModuleCipher] = {}
-        """The ciphers by the encoded ColumnCryptoMetaData."""
+        """The ciphers, by the encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
 
@@ -225,7 +226,7 @@ class _Opening:
         if crypto is None:
             if module is not None:
                 raise ValueError("a column without a key has encrypted metadata")
-            # DuckDB encrypts all columns with the footer's key, and its chunks do not state this.
+            # DuckDB encrypts all columns with the footer's key, but its chunks do not state this.
             return data[at:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
             raise ValueError("the key of a column has an unexpected type")
@@ -266,18 +267,18 @@ class _Opening:
 
 
 def strip_padding(structure: bytes) -> bytes:
-    """Return an encoded structure without the bytes after it.
+    """Return an encoded structure without the bytes that follow it.
 
-    parquet-java encrypts its whole buffer, which has more bytes.
+    parquet-java encrypts its whole buffer, which is longer than the structure.
 
     Raises:
-        ValueError: The bytes are not a structure.
+        ValueError: The bytes do not begin with a structure.
     """
     return structure[: _footer.spans(structure, 0)[1]]
 
 
 class FileKey:
-    """A key of a new file, with the key metadata by which readers find it.
+    """A key of a new file, with the key metadata by which readers find the key.
 
     The repr does not contain the key.
     """
@@ -295,8 +296,8 @@ class FileEncryption:
     """The encryption of one new file, with keys for this file only.
 
     Attributes:
-        columns: The keys of the leaf columns of the file: None if a column is not encrypted, and `footer`
-            itself if a column is encrypted with the footer's key.
+        columns: The keys of the leaf columns of the file. It is None for a column that is not encrypted, and `footer`
+            itself for a column that is encrypted with the footer's key.
     """
 
     def __init__(
@@ -343,7 +344,10 @@ class FileEncryption:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
     def encrypt_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
-        """Return an encoded ColumnChunk with its key metadata, and with the metadata that all readers may see."""
+        """Return an encoded ColumnChunk with its key metadata.
+
+        It contains only the metadata that all readers may see.
+        """
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk

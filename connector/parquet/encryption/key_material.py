@@ -1,9 +1,9 @@
-"""Reads and writes the key metadata of parquet's key tools, by which readers find a file's keys.
+"""Reads and writes the key metadata of parquet's key tools, by which readers find the keys of a file.
 
 The format is that of parquet-java (crypto.keytools.KeyMaterial).
 
-Each file has its own keys, and contains them in wrapped form as JSON. A key is wrapped by a master key of a
-key management service, or by a key encryption key that a master key wraps ("double wrapping").
+Each file has its own keys, and contains them in wrapped form as JSON. A key is wrapped by a master key of a key
+management service, or by a key encryption key that is itself wrapped by a master key ("double wrapping").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METADATA_BYTES_MAX = 64 << 10
 class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
     """The JSON of the key metadata.
 
-    It contains only wrapped keys, and everyone who can read the file can read it.
+    It contains only wrapped keys, because everyone who can read the file can read it.
     """
 
     key_material_type: str = ""
@@ -76,10 +76,10 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
 
 
 class KeyReference(NamedTuple):
-    """The way in which keys of a file are wrapped.
+    """The way in which the keys of a file are wrapped.
 
     Attributes:
-        instance_id, instance_url: The id and the URL of the key service; readers may use them.
+        instance_id, instance_url: The id and the URL of the key service. Readers may use them.
     """
 
     master: str

@@ -1,10 +1,10 @@
-"""Provides the keys of files; a key management service unwraps them.
+"""Provides the keys of files. A key management service unwraps them.
 
-A new file has the encryption of the files from which its rows come: the same encrypted columns, algorithm
-and master keys. Its keys are new.
+A new file has the encryption of the files from which its rows come: the same encrypted columns, the same algorithm and
+the same master keys. The keys of the file itself are new.
 
-A process that works for several users, such as a job, uses a master key only for tables in the namespaces
-that the key file lists for this key (`keys_of_table`). A program that reads its own files uses all its keys
+A process that works for several users, such as a job, may use a master key only for tables in some namespaces. The key
+file lists these namespaces (`keys_of_table`). A program that reads its own files uses all its keys
 (`keys_of_environment`).
 """
 
@@ -32,16 +32,17 @@ from seamark.formats.runtime.decoding import from_json
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """The environment variable for the path of a file with master keys."""
 KMS_CLASS = "SEAMARK_PARQUET_KMS"
-"""The environment variable for the client of a key management service: `module:name`, which is called
-without arguments.
+"""The environment variable with the client of a key management service, as `module:name`.
+
+It is called without arguments.
 """
 EVERY_NAMESPACE = "*"
-"""The entry of the key file, instead of namespaces, that allows a master key for all tables."""
+"""An entry of the key file in place of namespaces. It allows a master key for all tables."""
 _NAME_SHOWN = 200
 
 
 class Protection(Enum):
-    """The protection of a column that has no key."""
+    """The protection of a column without a key of its own."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"
@@ -61,12 +62,14 @@ class EncryptionScheme(NamedTuple):
 
 
 def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
-    """Return the encryption scheme of an opened file, for a new file of other leaves.
+    """Return the encryption scheme of an opened file, for a new file with other leaf columns.
 
     Args:
-        paths: The paths of the leaves of the file.
-        columns: The file's leaf for each leaf of the new file, or -1 if the file lacks the leaf. A missing leaf
-            is encrypted with the footer's key if all columns of the file are.
+        opened: The footer of the file.
+        paths: The paths of the leaf columns of the file.
+        columns: For each leaf column of the new file, the number of the file's leaf column, or -1 if the file does not
+            have it. A missing column is encrypted with the footer's key if all columns of the file are encrypted with
+            it.
 
     Raises:
         KeyUnavailable: Other tools wrapped the keys, or the AAD prefix of the file identifies the file.
@@ -101,7 +104,7 @@ class ParquetKeys:
     """The keys of files, which a key management service has wrapped.
 
     Attributes:
-        replaced: The master key of new files for each old master key that was replaced.
+        replaced: For each replaced master key, the master key to use for new files.
     """
 
     def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
@@ -112,7 +115,7 @@ class ParquetKeys:
         return unwrap_file_key(KeyMaterial.parse(metadata), self._wrapper)
 
     def create_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
-        """Create the encryption of one file; its keys are new.
+        """Create the encryption of one file with new keys.
 
         Raises:
             KeyUnavailable: A key cannot be wrapped.
@@ -134,8 +137,9 @@ class ParquetKeys:
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def decryption_properties(self) -> Any:
-        """Return the decryption properties for pyarrow's readers; with them, the readers also read unencrypted
-        files.
+        """The decryption properties for pyarrow's readers.
+
+        With these properties, the readers also read unencrypted files.
         """
         wrapper = self._wrapper
 
@@ -144,7 +148,7 @@ class ParquetKeys:
                 return wrapper.wrap(key_bytes, master_key_identifier)
 
             def unwrap_key(self, wrapped_key: str | bytes, master_key_identifier: str) -> bytes:
-                # Older versions return bytes.
+                # Older versions of the client return bytes.
                 text = wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key
                 return wrapper.unwrap(text, master_key_identifier)
 
@@ -153,14 +157,14 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """Finds the keys of `keys_of_table` when a file needs them for the first time.
+    """Loads the keys of `keys_of_table` when a file first needs them.
 
-    The search is delayed because the client of a key management service may log in when it is created. The keys
-    are not pickled, because another process has other environment variables.
+    Loading is delayed because the client of a key management service may log in when it is created. The keys are not
+    pickled, because another process has other environment variables.
     """
 
     def __init__(self, table: Name | None = None) -> None:
-        """Remember the table.
+        """Store the table.
 
         Args:
             table: The table whose files need the keys. If None, there are no keys.
@@ -186,7 +190,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}
     namespaces: dict[str, list[str]] = {}
-    """The namespaces for whose tables each master key may be used, or `EVERY_NAMESPACE`."""
+    """For each master key, the namespaces with the tables for which it may be used, or `EVERY_NAMESPACE`."""
 
 
 class NamespaceKms:

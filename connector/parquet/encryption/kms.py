@@ -19,15 +19,12 @@ from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
 
 
 class KeyUnavailable(Exception):
-    """A key cannot be unwrapped or wrapped.
-
-    The message contains no key and no answer of the service.
-    """
+    """Raised if a key cannot be unwrapped or wrapped. The message contains no key and no text from the key service."""
 
 
 class Kms(Protocol):
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
-        """Return the key as text, encrypted with a master key."""
+        """Return the key, encrypted with a master key, as text."""
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
         """Return the unwrapped key."""
@@ -36,7 +33,7 @@ class Kms(Protocol):
 class MasterKeyFile:
     """A key service whose master keys are in memory.
 
-    A key is wrapped with AES-GCM, with the master key's name as authenticated data, and encoded in base64. The
+    A key is wrapped with AES-GCM, with the name of the master key as authenticated data, and encoded in base64. The
     in-memory service in the tests of parquet-java and Arrow uses the same format.
     """
 
@@ -71,10 +68,7 @@ class MasterKeyFile:
 
 
 class KeyWrapper:
-    """Calls a key service, and hides the texts of its errors.
-
-    The wrapper does not store keys.
-    """
+    """Calls a key service, and hides the messages of its errors. The wrapper does not store keys."""
 
     def __init__(self, kms: Kms) -> None:
         self._kms = kms

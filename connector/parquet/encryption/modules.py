@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 LENGTH_BYTES, NONCE_BYTES, TAG_BYTES = 4, 12, 16
 OVERHEAD_BYTES = LENGTH_BYTES + NONCE_BYTES + TAG_BYTES
-"""The bytes that encryption with a tag adds to a module."""
+"""The number of bytes that encryption with a tag adds to a module."""
 ORDINAL_MAX = 32_767
-"""The maximum ordinal of row groups, columns and pages, which are signed 16-bit numbers."""
+"""The maximum ordinal of row groups, columns and pages. Ordinals are signed 16-bit numbers."""
 KEY_BYTES = (16, 24, 32)
 FILE_ID_BYTES = 8
 Plain = bytes | memoryview
 _FIRST_BLOCK = b"\0\0\0\1"
-"""The first counter of AES-CTR, which follows the nonce."""
+"""The first value of the counter of AES-CTR. The counter follows the nonce."""
 
 
 class Module(IntEnum):
@@ -48,15 +48,15 @@ _PAGES = frozenset({Module.DATA_PAGE, Module.DICTIONARY_PAGE})
 
 
 class Undecryptable(ValueError):
-    """The key is wrong, or the bytes were changed or moved."""
+    """Raised if the key is wrong, or the bytes were changed or moved."""
 
 
 class ModuleCipher:
-    """Encrypts and decrypts modules of one file with one key.
+    """Encrypts and decrypts the modules of one file with one key.
 
     Attributes:
-        file_aad: The file's AAD prefix and its unique id. None for a file that DuckDB wrote: its tags do not
-            authenticate positions, and its page headers state the sizes before the encryption.
+        file_aad: The file's AAD prefix and its unique id. It is None for a file that DuckDB wrote: the tags of such a
+            file do not authenticate positions, and its page headers state the sizes before the encryption.
         ctr_pages: Whether pages are encrypted without a tag.
 
     Raises:
@@ -79,7 +79,7 @@ class ModuleCipher:
         return self._decrypt_gcm(memoryview(module), self.footer_aad(), Module.FOOTER)
 
     def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
-        """Return the signature of an unencrypted footer: the nonce and the tag."""
+        """Return the signature of an unencrypted footer. It consists of the nonce and the tag."""
         nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
 
@@ -125,14 +125,16 @@ class ChunkCipher:
 
     @property
     def uncounted_bytes(self) -> int:
-        """The bytes of a page in the file that its header does not count."""
+        """The number of bytes that a page has in the file and its header does not count."""
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
         """Encrypt a module.
 
         Args:
-            page: The ordinal of a data page.
+            module: The kind of the module.
+            plain: The bytes to encrypt.
+            page: The ordinal of the page if the module belongs to a data page.
 
         Raises:
             ValueError: The ordinal is not representable.

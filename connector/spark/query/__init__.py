@@ -1,1 +1,1 @@
-"""Spark SQL over the files that a query's conditions and joins leave."""
+"""Runs Spark SQL on only the files that a query's conditions and joins need."""

@@ -1,4 +1,4 @@
-"""Aggregates of Spark's plans: which rows they count, and whose value they have."""
+"""Reads the aggregates of Spark's plans: the rows that they count, and the columns of minima and maxima."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from seamark.connector.spark.scala import to_list
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 _WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
-"""The aggregates that leave out nulls, and have the same value for no row as for rows of nulls."""
+"""The aggregates that ignore nulls, and return the same value for no rows as for rows of nulls."""
 
 
 _EXTREMES = {"Min": MINIMUM, "Max": MAXIMUM}
 
 
 class AggregateExtreme(NamedTuple):
-    """The extreme (`MINIMUM` or `MAXIMUM`) of an expression; `is_filtered`: of rows that meet FILTER."""
+    """The minimum or maximum (`MINIMUM` or `MAXIMUM`) of an expression.
+
+    `is_filtered` says whether the aggregate has FILTER.
+    """
 
     expression: Node
     kind: str
@@ -25,7 +28,7 @@ class AggregateExtreme(NamedTuple):
 
 
 def extreme_of(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
-    """Return the extreme that the output is; None for another output."""
+    """Return the extreme if the output is a minimum or maximum. Return None for another output."""
     aggregate = output.child() if catalyst.kind(output) == "Alias" else output
     if catalyst.kind(aggregate) != "AggregateExpression":
         return None
@@ -37,9 +40,10 @@ def extreme_of(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
 
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
-    """Return conditions of which each row that changes an output of an aggregation without keys meets at least one.
+    """Return the conditions on the rows that an aggregation without grouping keys counts.
 
-    They are the conditions of FILTER, and of CASE within an aggregate. The list is empty if all rows may count.
+    Each row that changes an output meets at least one of the conditions. They are the conditions of FILTER, and of CASE
+    inside an aggregate. The list is empty if every row may count.
     """
     row_conditions: list[Node] = []
     left = list(outputs)
@@ -66,7 +70,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if len(values) != 1:
         return []
     value = values[0]
-    while catalyst.kind(value) == "Cast":  # of null it is null
+    while catalyst.kind(value) == "Cast":  # A cast of null is null.
         value = value.child()
     match catalyst.kind(value):
         case "If" if _is_null(catalyst, value.falseValue()):

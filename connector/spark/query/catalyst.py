@@ -1,7 +1,7 @@
-"""Access to Spark's plans and expressions over py4j.
+"""Gives access to Spark's plans and expressions over py4j.
 
-Spark itself parses the SQL: its parser has the positions of table names, its analyser resolves names, and its optimiser
-rules bring the plan into a simple form. `relations.py` and `conditions.py` read that plan.
+Spark itself parses the SQL. Its parser knows the positions of table names, its analyser resolves names, and its
+optimiser rules bring the plan into a simple form. `plan_reader.py` and `conditions.py` read that plan.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pyspark.sql import SparkSession
 from seamark.connector.spark.scala import OPTIMIZER, SPARK, statics_of, to_list, to_strings
 
 Node: TypeAlias = Any
-"""A node of a plan or expression in the JVM."""
+"""A node of a plan or of an expression, in the JVM."""
 T = TypeVar("T")
 _ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
-"""The text of an attribute in Spark."""
+"""The text form of an attribute in Spark: its name and its id."""
 _LEVEL = re.compile(r"[A-Za-z0-9_]+|`[^`]+`")
 _IDENTIFIER = re.compile(rf"Some\(((?:{_LEVEL.pattern})(?:\.(?:{_LEVEL.pattern}))*)\)")
-"""The text of a defined identifier. Spark quotes all levels but plain words, and doubles the quotes in them."""
+"""The text form of a table identifier that is defined.
+
+Spark quotes each level that is not a plain word, and doubles the quotes in it.
+"""
 _ANALYSIS = f"{SPARK}catalyst.analysis."
 _FIRST_RULES = (
     f"{OPTIMIZER}EliminateResolvedHint",
@@ -44,7 +47,7 @@ _UNARY = frozenset(
     {"Aggregate", "Distinct", "Filter", "GlobalLimit", "LocalLimit", "Offset", "Project", "Sort", "SubqueryAlias"}
     | {"UnresolvedHaving", "View", "Window"}
 )
-"""Kinds whose only child has a method, which saves two calls to the JVM."""
+"""Kinds of nodes with a single child. Calling `child()` on them saves two calls to the JVM."""
 _FOLDING = f"{OPTIMIZER}ConstantFolding"
 _ROUNDS_MAX = 3
 _RULES_OF_EACH_ROUND = (
@@ -58,11 +61,11 @@ _RULES_OF_EACH_ROUND = (
     f"{OPTIMIZER}PushDownLeftSemiAntiJoin",
     f"{OPTIMIZER}InferFiltersFromConstraints",
 )
-"""None of these rules reads data or statistics, or builds a scan."""
+"""Optimiser rules that are applied in each round. None of them reads data or statistics, or builds a scan."""
 
 
 class Catalyst:
-    """The plans of one session."""
+    """Access to the plans of one Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
@@ -70,11 +73,13 @@ class Catalyst:
         self._kinds: dict[str, str] = {}
         self._ids: dict[str, int] = {}
         self._types: dict[str, str] = {}
-        """Kinds, ids and types by py4j's id of the reference to a node, which is never used again. A call to the JVM
-        takes 0.1 ms, and a query had a thousand of them."""
+        """Kinds, ids and types of nodes, by py4j's id of the reference to the node.
+
+        Py4j never uses such an id again. A call to the JVM takes 0.1 ms, and a query needs a thousand of these values.
+        """
 
     def kind(self, node: Node) -> str:
-        """Return the name of its class; "" for a class outside of Spark."""
+        """Return the name of the node's class, or "" for a class outside of Spark."""
         kind = self._kinds.get(node._target_id)
         if kind is None:
             name = str(self._statics.name_of(node, ""))
@@ -89,24 +94,24 @@ class Catalyst:
         return self._parser.parsePlan(text)
 
     def analyze(self, plan: Node) -> Node:
-        """Return the plan after Spark's analyser. It runs nothing.
+        """Return the plan after Spark's analyser. The plan is not run.
 
         Raises:
-            PySparkException: If Spark does not accept the plan.
+            PySparkException: Spark does not accept the plan.
         """
         return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
     def names(self, text: str) -> tuple[str, ...]:
-        """Return the levels of a table's name."""
+        """Return the levels of a table name."""
         return tuple(to_strings(self._parser.parseMultipartIdentifier(text)))
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
-        """Return the schema of an Iceberg table, as in its metadata."""
+        """Return the schema of an Iceberg table in the form of the table metadata."""
         schema: dict[str, Any] = json.loads(self._statics.schema_json(table.schema()))
         return schema
 
     def iceberg_snapshot(self, table: Any) -> dict[str, Any] | None:
-        """Return the current snapshot of an Iceberg table, as in its metadata."""
+        """Return the current snapshot of an Iceberg table in the form of the table metadata."""
         snapshot = table.currentSnapshot()
         return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
@@ -123,7 +128,7 @@ class Catalyst:
         number = self._ids.get(attribute._target_id)
         if number is None:
             text = None
-            if self.kind(attribute) in ("AttributeReference", "Alias"):  # their texts end in the id
+            if self.kind(attribute) in ("AttributeReference", "Alias"):  # The text form of these nodes ends in the id.
                 text = _ATTRIBUTE.fullmatch(str(attribute.toString()))
             number = int(attribute.exprId().id()) if text is None else int(text[2])
             self._ids[attribute._target_id] = number
@@ -136,20 +141,20 @@ class Catalyst:
         return kind
 
     def uncast(self, expression: Node) -> Node:
-        """Return the expression below casts to the type that it has.
+        """Return an expression without casts to the type that it already has.
 
-        Spark's analyser adds them to IN.
+        Spark's analyser adds such casts to IN.
         """
         while self.kind(expression) == "Cast" and self.type_of(expression.child()) == self.type_of(expression):
             expression = expression.child()
         return expression
 
     def is_constant(self, expression: Node) -> bool:
-        """Return whether it has the same value at any time of evaluation."""
+        """Return whether the expression has the same value whenever it is evaluated."""
         return expression.foldable() and expression.deterministic() and not expression.containsPattern(self._current)
 
     def has_current_time(self, plan: Node) -> bool:
-        """Return whether an expression anywhere in the plan has the current time."""
+        """Return whether an expression in the plan uses the current time."""
         return bool(plan.containsPattern(self._current))
 
     def operands(self, expression: Node, kind: str) -> list[Node]:
@@ -174,7 +179,7 @@ class Catalyst:
         return [node.left(), node.right()] if kind == "Join" else to_list(node.children())
 
     def has_subqueries(self, plan: Node) -> bool:
-        """Return whether an expression anywhere in the plan has one."""
+        """Return whether an expression in the plan has a subquery."""
         return bool(plan.containsPattern(self._statics.plan_expression))
 
     def leaves(self, plan: Node) -> list[Node]:
@@ -182,7 +187,10 @@ class Catalyst:
         return [leaf for one in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(one.collectLeaves())]
 
     def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
-        """Yield all leaves, each with the result of `read` for an alias directly above it."""
+        """Yield all leaves of the plan.
+
+        With each leaf comes the result of `read` for the alias directly above it, or None.
+        """
         left: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
         while left:
@@ -198,15 +206,21 @@ class Catalyst:
                 yield node, alias
 
     def attributes(self, plan: Node) -> list[tuple[int, str]]:
-        """Return ids and names of its outputs, in two calls to the JVM, because tables may have a thousand columns."""
+        """Return the ids and names of the plan's outputs.
+
+        The method makes only two calls to the JVM, because tables may have a thousand columns.
+        """
         return self._read_ids_and_names(plan.output())
 
     def reference_ids(self, node: Node) -> frozenset[int]:
-        """Return the ids of the attributes in an expression, or in all expressions of a node of a plan."""
+        """Return the ids of the attributes in an expression, or in all expressions of a plan node."""
         return frozenset(number for number, _ in self._read_ids_and_names(node.references().toSeq()))
 
     def _read_ids_and_names(self, attributes: Node) -> list[tuple[int, str]]:
-        """Return ids and names, also of attributes whose texts have another form."""
+        """Return the ids and names of attributes.
+
+        An attribute whose text form is unknown takes further calls to the JVM.
+        """
         ids_and_names = []
         for place, text in enumerate(to_strings(attributes)):
             match = _ATTRIBUTE.fullmatch(text)
@@ -218,13 +232,14 @@ class Catalyst:
         return ids_and_names
 
     def class_of(self, node: Node) -> str:
-        """Return the full name of its class."""
+        """Return the full name of the node's class."""
         return str(self._statics.name_of(node, ""))
 
     def identifier_of(self, relation: Node) -> tuple[str, ...] | None:
-        """Return the namespace's levels and the name of a table of a catalog; None for another relation.
+        """Return the namespace levels and the name of a catalog table, or None for another relation.
 
-        The text is read, because each level takes a call to the JVM, and each object a further call for its release.
+        The method parses the text form of the identifier. Reading the levels one by one would take a call to the JVM
+        for each level, and another call to release each object.
         """
         identifier = relation.identifier()
         plain = _IDENTIFIER.fullmatch(str(identifier.toString()))
@@ -236,18 +251,21 @@ class Catalyst:
         return (*defined.namespace(), str(defined.name()))
 
     def is_relation(self, leaf: Node) -> bool:
-        """Return whether it is a table of a catalog."""
+        """Return whether the leaf is a table of a catalog."""
         return self.kind(leaf) == "DataSourceV2Relation"
 
     def inline_with(self, plan: Node) -> Node:
-        """Return the plan with the queries of WITH inlined."""
+        """Return the plan in which the queries of WITH are inlined."""
         return self._statics.inline_cte.apply(plan)
 
     def simplify(self, plan: Node) -> Node:
-        """Return a plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
+        """Return a plan with the same rows for any data, in which joins replace subqueries.
+
+        Conditions are pushed to the tables.
+        """
         for rule in _FIRST_RULES:
             plan = self._apply(rule, plan)
-        # The current time must not become a constant.
+        # Constant folding must not replace the current time by a constant.
         folding = () if plan.containsPattern(self._current) else (_FOLDING,)
         for _ in range(_ROUNDS_MAX):
             before = plan
@@ -258,9 +276,9 @@ class Catalyst:
         return plan
 
     def _apply(self, rule: str, plan: Node) -> Node:
-        """Apply a rule of the optimiser.
+        """Apply a rule of Spark's optimiser.
 
-        The plan is unchanged if this version of Spark does not have the rule, or if the rule fails for the plan.
+        The plan stays unchanged if this version of Spark does not have the rule, or if the rule fails.
         """
         try:
             return self._statics.object_of(rule).apply(plan)

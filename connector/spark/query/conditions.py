@@ -1,10 +1,11 @@
-"""Reads conditions of Spark's analysed plans (`connector/plans/conditions.py`).
+"""Reads the conditions of Spark's analysed plans into conditions of `connector/plans/conditions.py`.
 
-Spark's analyser makes conversions visible as casts, so a literal has the type of the column that it is compared with.
-Expressions that depend on the time of evaluation are not read: a DataFrame is evaluated after its condition is read.
+Spark's analyser writes each conversion as a cast, so a literal has the type of the column that it is compared with.
+Expressions that depend on the time of evaluation are not read, because a DataFrame is evaluated later than its
+condition is read.
 
-Comparisons of columns with literals are read here, for all types. Functions of columns are read by the rules of all
-engines (`expressions.py`).
+This module reads comparisons of columns with literals, for all types. Functions of columns are read by the rules that
+are shared by all engines (`expressions.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, 
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 CONDITION_PARTS_MAX = 2_000
-"""Expressions and values that are read in one condition; a larger condition is not used."""
+"""The maximum number of expressions and values in a condition. A larger condition is not used."""
 SAME_TYPES = {
     "boolean": "boolean",
     "int": "int",
@@ -59,8 +60,11 @@ SAME_TYPES = {
     "string": "string",
     "binary": "binary",
 }
-"""Iceberg types whose values Spark compares as Iceberg does, with Spark's names. A uuid is a string in Spark, and fixed
-is a binary of any length."""
+"""The Iceberg types whose values Spark compares as Iceberg does, with Spark's names for them.
+
+A uuid is missing because Spark reads it as a string. A fixed is missing because Spark reads it as a binary of any
+length.
+"""
 _ICEBERG_KINDS = {kind: iceberg for iceberg, kind in SAME_TYPES.items()}
 _COMPARISON_OPERATORS = {
     "EqualTo": "=",
@@ -81,38 +85,41 @@ _RULE_KINDS = {
     "timestamp": "timestamp",
     "timestamp_ntz": "timestamp",
 }
-"""The types of columns and constants in the rules, besides decimals. Instants are times in UTC."""
+"""The Spark types that the shared rules support, besides decimals, with the names of the types in the rules.
+
+An instant is a time in UTC in the rules.
+"""
 _MONTHS = frozenset({"interval year", "interval month", "interval year to month"})
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 _ON_OTHER_DAYS = {"<": "<=", "<=": "<=", ">": ">", ">=": ">"}
-"""The operators for a day instead of a later time of this day."""
+"""For a comparison with a time later than midnight, the operator for the comparison with the day of this time."""
 _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1)
 
 
 class SparkColumn(NamedTuple):
     name: str
-    """Of a field of a struct, with the names of the structs."""
+    """The name of the column. The name of a struct field includes the names of its structs."""
     kind: str
-    """Spark's type: `bigint`, `decimal(9,2)`, …; of a struct `struct`."""
+    """Spark's name of the type: `bigint`, `decimal(9,2)` and so on, or `struct`."""
     fields: tuple[SparkColumn, ...] = ()
-    """Of a struct, the fields that Spark compares as Iceberg does."""
+    """The fields of a struct that Spark compares as Iceberg does."""
 
 
 class _Term(NamedTuple):
-    """A column, or its day or year."""
+    """A column, or the day or year of a column."""
 
     column: str
     transform: str
     kind: str
-    """The type of literals that it may be compared with."""
+    """The type of the literals with which the term may be compared."""
 
     def compare(self, op: str, *literals: Literal) -> ColumnComparison:
         return ColumnComparison((0, self.column), op, literals, self.transform)
 
 
 def spark_kind(iceberg_type: object) -> str | None:
-    """Return Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
-    if not isinstance(iceberg_type, str):  # nested
+    """Return Spark's name of an Iceberg type, or None if Spark and Iceberg compare its values differently."""
+    if not isinstance(iceberg_type, str):  # The type is nested.
         return None
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
@@ -120,12 +127,15 @@ def spark_kind(iceberg_type: object) -> str | None:
 
 
 def iceberg_kind(kind: str) -> str | None:
-    """Return Iceberg's name of a Spark type; None if Spark compares its values in another way than Iceberg."""
+    """Return Iceberg's name of a Spark type, or None if Spark and Iceberg compare its values differently."""
     return kind if kind.startswith("decimal(") else _ICEBERG_KINDS.get(kind)
 
 
 def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
-    """Return the fields of a schema whose values Spark compares as Iceberg does, and the structs that have some."""
+    """Return the columns of a schema whose values Spark compares as Iceberg does.
+
+    A struct is included if it has such fields.
+    """
     columns = []
     names_and_types = [(str(one["name"]), one["type"]) for one in fields]
     # The server would read a name with a dot as a field of a struct.
@@ -141,21 +151,24 @@ def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tupl
 
 
 class Conditions:
-    """Reads conditions of one session."""
+    """Reads the conditions in the plans of one session."""
 
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """Return a condition on these columns, which are by the ids of Spark's attributes.
+        """Return the condition that a node represents. It refers to each column as (0, column name).
 
-        Its references are (0, column).
+        Args:
+            node: An expression.
+            columns: The columns, by the ids of Spark's attributes.
         """
         return comparisons_of(self.read_with_likes([node], columns))
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """Return a condition that is true where all the nodes are; with LIKE, which only filters the rows of a
-        dimension.
+        """Return a condition that is true where all nodes are true. It may contain LIKE predicates.
+
+        The server evaluates LIKE predicates only on the rows of a dimension.
         """
         conditions: list[Condition | None] = []
         for node in nodes:
@@ -179,7 +192,7 @@ class Conditions:
 
 
 class _TooLarge(Exception):
-    """The condition has more than `CONDITION_PARTS_MAX` parts."""
+    """Raised if a condition has more than `CONDITION_PARTS_MAX` parts."""
 
 
 class _Reading:
@@ -222,7 +235,11 @@ class _Reading:
         return comparison if is_column else None
 
     def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
-        """Return the ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""
+        """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
+
+        Args:
+            nodes: The parts of a conjunction.
+        """
         kinds: dict[str, list[Node]] = {"Year": [], "Month": []}
         for node in nodes:
             if self._catalyst.kind(node) == "EqualTo":
@@ -233,13 +250,14 @@ class _Reading:
             yield self._read(exp.and_(*both))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Read a condition on functions of columns by the rules of all engines."""
+        """Read a condition on functions of columns by the rules that all engines share."""
         written = SparkExpressions(self._catalyst, self)
         tree = written.condition(node)
         condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
         if condition is None or not written.moved:
             return condition
-        # Days added to a date far beyond these years may give a date before them, and the reverse.
+        # Adding days to a date far outside these years may overflow, so the result may be on the other side of the
+        # range.
         bounds = ((op, Literal("date", day, LOCAL)) for op, day in (("<", _FIRST_DAY), (">", _LAST_DAY)))
         far = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in sorted(written.moved)]
         return any_of([condition, *far])
@@ -301,7 +319,7 @@ class _Reading:
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
         """Read a pattern that is only a prefix.
 
-        Spark's own rules have split other patterns where that is possible.
+        Spark's own optimiser rules have already split other patterns where possible.
         """
         term = self._parse_term(node.left())
         value = None if term is None or term.kind != "string" else self._evaluate(node.right(), "string")
@@ -311,7 +329,7 @@ class _Reading:
             prefix, suffix = str(value), "%"
         else:
             escape = str(node.escapeChar())
-            if not is_valid_pattern(str(value), escape):  # an error of Spark where it compares a row
+            if not is_valid_pattern(str(value), escape):  # Spark fails when it compares a row with such a pattern.
                 return None
             prefix, suffix = split_pattern(str(value), escape)
         return term.compare("STARTS WITH", Literal("text", prefix)) if prefix and suffix == "%" else None
@@ -329,7 +347,7 @@ class _Reading:
         return None if inner is None else _Term(inner.name, DAY, "date")
 
     def _find_day_column(self, node: Node) -> SparkColumn | None:
-        """Return the timestamp column whose day in UTC `node` is."""
+        """Return the timestamp column if `node` is the day of a timestamp in UTC. Otherwise return None."""
         if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
             return None
         column = self._find_column(node.child())
@@ -357,7 +375,7 @@ class _Reading:
         name = f"{struct.name}.{node.childSchema().fieldNames()[node.ordinal()]}"
         return next((field for field in struct.fields if field.name == name), None)
 
-    # What the rules need (`expressions.Leaves`)
+    # The methods of `expressions.Leaves`
 
     def column_name(self, node: Node) -> str | None:
         self._count(1)
@@ -401,7 +419,7 @@ class _Reading:
         return None if value is None else int(value)
 
     def _read_literal(self, node: Node, kind: str) -> Literal | None:
-        """Return None if it is no literal of type `kind`."""
+        """Return the literal of a constant node, or None if the node is not a constant of type `kind`."""
         if self._catalyst.kind(node) == "Literal" and node.value() is None:
             return Literal("null", "NULL")
         value = self._evaluate(node, kind)
@@ -417,7 +435,7 @@ class _Reading:
             return None
         try:
             return node.eval(None)
-        except (Py4JError, PySparkException):  # Spark reports the error when it runs the query
+        except (Py4JError, PySparkException):  # Spark reports this error again when it runs the query.
             return None
 
 
@@ -426,9 +444,9 @@ def _rule_kind(kind: str) -> str | None:
 
 
 def _keep_sure(atom: Atom) -> Atom | None:
-    """Return a condition, except one on a field that null meets.
+    """Return the condition, or None if it is a condition on a struct field that may be true for null.
 
-    Not every file format counts a field of a null struct as null. LIKE conditions concern only columns.
+    Some file formats do not count the fields of a null struct as nulls. LIKE conditions are only on columns.
     """
     if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
@@ -436,7 +454,10 @@ def _keep_sure(atom: Atom) -> Atom | None:
 
 
 def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
-    """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone."""
+    """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone.
+
+    The result is None if a condition on a date column compares times, and no comparison of days gives the same result.
+    """
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
     kind = kinds[atom.column[1]]
@@ -455,7 +476,7 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
 
 
 def _parse_moment(literal: Literal) -> datetime | None:
-    """Return the moment of a date, or of a time without a zone; None for another literal."""
+    """Return the moment of a date or of a time without a zone. Return None for another literal."""
     if literal.kind not in ("date", "timestamp") or literal.zone == ZONED:
         return None
     return datetime.fromisoformat(literal.value)
@@ -468,14 +489,14 @@ def _time_literal(moment: datetime, kind: str) -> Literal:
 
 
 def literal_of(value: Any, kind: str) -> Literal | None:
-    """Return the literal of a value of the JVM; None if it has no text that Iceberg reads."""
+    """Return a value of the JVM as a literal, or None if Iceberg cannot read any text form of the value."""
     match kind:
         case "boolean":
             return Literal("boolean", str(bool(value)).upper())
         case "int" | "bigint":
             return Literal("integer", str(int(value)))
         case "float" | "double":
-            # NaN and infinities have no text; Spark treats both zeros as equal.
+            # NaN and infinities have no text form. Spark treats both zeros as equal.
             return Literal("double", repr(float(value) + 0.0)) if isfinite(value) else None
         case "string":
             return Literal("text", str(value))
@@ -487,10 +508,10 @@ def literal_of(value: Any, kind: str) -> Literal | None:
 
 
 def _convert_time(value: int, kind: str) -> Literal | None:
-    """Convert days or microseconds since 1970 in UTC.
+    """Convert a number of days or microseconds since 1970 in UTC to a literal.
 
     Returns:
-        None for years without four digits.
+        The literal, or None if the year does not have four digits.
     """
     try:
         if kind == "date":

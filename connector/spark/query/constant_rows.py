@@ -1,4 +1,4 @@
-"""Rows that are constants of the query: VALUES, and the elements of an array."""
+"""Finds rows that are constants of the query: VALUES, and the elements of an array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 
 
 def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
-    """Return ids of attributes, their columns, and all values but null; without columns of other types."""
+    """Return the columns of constant rows whose types are supported.
+
+    Returns:
+        For each column: the id of its attribute, the column, and its distinct values without null.
+    """
     match catalyst.kind(node):
         case "LocalRelation":
             if node.isStreaming() or node.data().size() > CONSTANT_ROWS_MAX:

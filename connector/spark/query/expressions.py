@@ -1,18 +1,20 @@
-"""Spark's expressions in the words of the shared rules (`connector/analysis/conditions.py`).
+"""Translates Spark's expressions into the trees that the shared rules read (`connector/analysis/conditions.py`).
 
-A function of a column in a comparison is read by the same rules for all engines. This module writes Catalyst's
-expressions as the trees that these rules read. An expression is written only if it has the same value in both for all
-rows, or an error in Spark; another expression is hidden, and leaves no row out.
+The same rules read functions of columns in the conditions of all engines. This module writes Catalyst's expressions as
+the sqlglot trees that these rules read. An expression is written only if the tree has the same value as Spark's
+expression for all rows, or if Spark fails for the row. Any other expression is hidden, and removes no row.
 
-What differs in Spark is guarded here:
-- Integers wrap around without ANSI mode, and days added to dates always do. So arithmetic is written only where an
-  overflow is an error or null, and `moved` has the dates' columns, whose far values need a further condition.
-- Functions of instants depend on the session's zone. They are written only in UTC, in which instants are written as
-  times without a zone.
-- `upper` may turn one character into two letters.
-- The current time is written unchanged: the rules take a span of days for it, so the session's zone and the time at
-  which Spark runs the query do not matter. A plan with it lasts for a day at most (`queries.py`).
-- A substring from another position than the first, and dates as texts in other patterns, are not written.
+These differences of Spark are handled here:
+- Without ANSI mode, integers wrap around. Days that are added to dates always wrap around. Therefore arithmetic is
+  written only where an overflow is an error or null. `moved` collects the date columns to which days were added. Values
+  far outside the usual years need a further condition on these columns.
+- Functions of instants depend on the session's zone. They are written only if the zone is UTC. Instants are then
+  written as times without a zone.
+- `upper` may convert one character to two letters.
+- The current time is written unchanged. The rules use a span of days for it, so neither the session's zone nor the time
+  at which Spark runs the query matters. A plan that depends on the current time lasts for at most a day (`queries.py`).
+- A substring that does not start at the first character is not written. Neither are dates that are formatted with other
+  patterns.
 """
 
 from __future__ import annotations
@@ -43,42 +45,45 @@ _TRUNCATION_UNITS = {
     **dict.fromkeys(("day", "dd"), "DAY"),
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
-"""Spark's units of `date_trunc` and `trunc`; "" for a unit of the same name."""
+"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" stands for the same name."""
 _DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
-"""Of `trunc`; other units give null."""
+"""The units that `trunc` supports. For any other unit, `trunc` returns null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
 _LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST", "J\u030c", "H\u0331", "T\u0308", "W\u030a", "Y\u030a", "A\u02be")
-"""What `upper` may make of one character, such as ß and ǰ: all that begin with an ASCII letter."""
+"""The letter pairs that begin with an ASCII letter and that `upper` may create from one character, such as ß and ǰ."""
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _DIGITS = {"int": 10, "bigint": 19}
 _PRECISION_MAX = 38
-"""A result of this precision may be rounded."""
+"""The maximum precision of decimals. A result of this precision may be rounded."""
 _SECOND_US = 1_000_000
 CURRENT = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp)
 _LISTED_ROWS_MAX = 1_000
 
 
 class Leaves(Protocol):
-    """Columns and constants, as the reader of conditions finds them."""
+    """Reads the columns and constants in an expression. The reader of conditions implements this protocol."""
 
     def column_name(self, node: Node) -> str | None:
-        """Return the column whose stored value the node has."""
+        """Return the name of the column whose stored value the node has, or None."""
 
     def constant(self, node: Node) -> Literal | None:
-        """Return a constant as a literal of the type of the node. An instant is in UTC."""
+        """Return a constant as a literal of the node's type.
+
+        An instant is in UTC. Return None if the node is no constant.
+        """
 
     def row(self, node: Node) -> list[Literal | None] | None:
-        """Return the fields of a constant struct, or the elements of a constant array."""
+        """Return the fields of a constant struct, or the elements of a constant array. Return None for another node."""
 
     def interval_us(self, node: Node) -> int | None:
-        """Return the microseconds of a constant interval of days or less."""
+        """Return the length of a constant interval in microseconds, or None if the interval has years or months."""
 
     def interval_months(self, node: Node) -> int | None:
-        """Return the months of a constant interval of months and years."""
+        """Return the number of months of a constant interval of years and months. Return None for another node."""
 
 
 class SparkExpressions:
-    """Writes the expressions of one condition."""
+    """Writes the expressions of one condition as trees for the rules."""
 
     def __init__(self, catalyst: Catalyst, leaves: Leaves) -> None:
         self._catalyst = catalyst
@@ -87,7 +92,7 @@ class SparkExpressions:
         """The date columns to which days were added."""
 
     def condition(self, node: Node) -> exp.Expr:
-        """Return a condition that is true, false or null where Spark's is, unless it is hidden."""
+        """Return a tree that is true, false or null where Spark's condition is, or a hidden expression."""
         kind = self._catalyst.kind(node)
         if kind in ("And", "Or"):
             parts = [self.condition(one) for one in self._catalyst.operands(node, kind)]
@@ -152,7 +157,7 @@ class SparkExpressions:
                 return self._write_arithmetic(node, kind)
             case "IntegralDivide" if all(
                 self._catalyst.type_of(side) in _DIGITS for side in (node.left(), node.right())
-            ):  # of decimals, Spark cuts off the digits after the point
+            ):  # For decimals, the result is different: Spark cuts off the digits after the point.
                 sides = [self.value(one) for one in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
             case "CurrentDate":
@@ -175,9 +180,9 @@ class SparkExpressions:
         return self._catalyst.kind(node) == "CreateNamedStruct"
 
     def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
-        """Write `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
+        """Write comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
 
-        Rows with nulls are not written, because Spark compares nulls as values.
+        Rows with nulls are not written, because Spark compares nulls in rows as values.
         """
         columns = [self.value(one) for one in to_list(left.valExprs())]
         tuples = []
@@ -231,7 +236,7 @@ class SparkExpressions:
     # Values
 
     def _write_cast(self, node: Node) -> exp.Expr | None:
-        """Return a cast that keeps the value, and the day of a time."""
+        """Return the value of a cast if the cast keeps the value, or if it keeps the day of a time."""
         child, target = node.child(), self._catalyst.type_of(node)
         source = self._catalyst.type_of(child)
         times = ("date", "timestamp", "timestamp_ntz")
@@ -247,7 +252,7 @@ class SparkExpressions:
         return self.value(child) if _keeps_number(source, target) else None
 
     def _find_day_column(self, node: Node) -> exp.Expr | None:
-        """Return the column of dates or times whose day the node is."""
+        """Return the date or time column if the node is the day of such a column. Otherwise return None."""
         value = self.value(node)
         if type(value) is exp.Cast and value.to.this is exp.DataType.Type.DATE:
             value = value.this
@@ -277,7 +282,7 @@ class SparkExpressions:
         return exp.TimeToStr(this=inner, format=exp.Literal.string(text))
 
     def _has_legacy_formats(self) -> bool:
-        """Return whether times have the formats of Spark 2, in which a year has no sign."""
+        """Return whether Spark formats times as Spark 2 does, where a year has no sign."""
         policy = self._catalyst.session.conf().get("spark.sql.legacy.timeParserPolicy", "CORRECTED")
         return str(policy).upper() == "LEGACY"
 
@@ -286,7 +291,8 @@ class SparkExpressions:
         inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
             return None
-        if int(start.value) not in (0, 1) or int(size.value) < 1:  # both are the first character
+        # For Spark, both 0 and 1 are the position of the first character.
+        if int(start.value) not in (0, 1) or int(size.value) < 1:
             return None
         return exp.Substring(this=inner, start=exp.Literal.number(1), length=exp.Literal.number(int(size.value)))
 
@@ -324,7 +330,10 @@ class SparkExpressions:
         return _shift(value, count, "DAY")
 
     def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
-        """Add months to the current time. Months after a column's values have no bounds."""
+        """Add months to the current time.
+
+        Months that are added to a column are not written, because they give no bounds.
+        """
         value = self.value(node.left())
         if value is None or not is_current(value):
             return None
@@ -336,7 +345,7 @@ class SparkExpressions:
         return None if count is None else _shift(value, count, "MONTH")
 
     def _add_interval(self, node: Node) -> exp.Expr | None:
-        """Add an interval of days or less to a time. A result beyond the range of times is an error in Spark."""
+        """Add an interval of days or less to a time. Spark fails if the result is outside the range of times."""
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
@@ -350,14 +359,14 @@ def column(name: str) -> exp.Column:
 
 
 def is_current(tree: exp.Expr | None) -> bool:
-    """Return whether it is the current time, a part of it or a time before or after it."""
+    """Return whether the tree is the current time, a truncation of it, or a time before or after it."""
     while isinstance(tree, exp.Add | exp.Sub | exp.TimestampTrunc):
         tree = tree.this
     return isinstance(tree, CURRENT)
 
 
 def is_sure(tree: exp.Expr) -> bool:
-    """Return whether the rules have all texts that `upper` converts to one in the tree."""
+    """Return whether the rules know all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True
     texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
@@ -365,7 +374,7 @@ def is_sure(tree: exp.Expr) -> bool:
 
 
 def hide() -> exp.Expr:
-    """Return an expression that the rules do not read."""
+    """Return an expression that the rules do not read, so it gives no condition."""
     return exp.Anonymous(this=_HIDDEN)
 
 
@@ -392,7 +401,7 @@ def expression_of(literal: Literal) -> exp.Expr:
 def _in_utc(node: Node) -> bool:
     """Return whether an expression that depends on the time zone is evaluated in UTC.
 
-    A cast between a date and a time without a zone has no zone.
+    A cast between a date and a time without a zone has no time zone.
     """
     zone = node.timeZoneId()
     return bool(zone.isDefined()) and is_utc(zone.get())

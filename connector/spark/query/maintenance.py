@@ -1,8 +1,8 @@
 """Runs statements that maintain the files of a table (`connector/jobs/statements.py`) as Spark jobs.
 
-A statement concerns a table of a catalog of the session whose server is Seamark; others are left to Spark, which does
-not know them. Each batch of files is a Spark task. The job uses the token of the catalog, so its rights are those of
-any commit of the session.
+A statement is run here only if its table is in a catalog of the session whose server is Seamark. Other statements are
+passed to Spark, which does not know them. Each batch of files is a Spark task. The job uses the token of the catalog,
+so it has the same rights as any commit of the session.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
     """Run a maintenance statement, and return the counts of the job in one row.
 
     Returns:
-        None if the table is not in a catalog of Seamark.
+        The counts, or None if the table is not in a catalog of Seamark.
 
     Raises:
-        ClientError: If the server refuses the job.
-        Unreadable: If a file cannot be read.
+        ClientError: The server refuses the job.
+        Unreadable: A file cannot be read.
     """
     catalog, levels = _resolve_name(spark, statement.table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{catalog}.{key}", "") or "" for key in ("uri", "token"))
@@ -51,7 +51,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
 
 
 def _resolve_name(spark: SparkSession, name: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the catalog, and the table's levels below it, as Spark resolves the name."""
+    """Return the catalog, and the levels of the table's name in the catalog, as Spark resolves the name."""
     if len(name) > 1 and spark.conf.get(f"spark.sql.catalog.{name[0]}", None):
         return name[0], name[1:]
     catalog = spark.catalog.currentCatalog()

@@ -1,12 +1,12 @@
-"""The positions of table names in a query's text, from Spark's parser, and the text with other names in them.
+"""Finds the positions of table names in a query's text by Spark's parser, and replaces these names.
 
-Each reference receives a marker: an alias inside of its alias (`(t AS marker) AS t`). Spark's analyser keeps it above
-the relation that the name refers to, also in WITH, subqueries and copied plans. So each relation of the plan has a
-known position in the text; a relation without a marker belongs to a view. An option of the reference cannot be the
-marker: Spark uses the options of the first reference for all references of a table.
+Each reference receives a marker: an alias inside of its own alias (`(t AS marker) AS t`). Spark's analyser keeps the
+marker above the relation to which the name refers, also in WITH, subqueries and copied plans. Therefore each relation
+of the plan has a known position in the text. A relation without a marker belongs to a view. An option of the reference
+cannot be the marker, because Spark uses the options of the first reference for all references to a table.
 
-Only queries have positions, because the text is analysed again with other names: a statement that is a query, and the
-query whose rows another statement writes (`query_of`).
+Only queries have positions, because the text is analysed again with other names. The query may be the whole statement,
+or the query whose rows a statement writes (`query_of`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _QUERY = frozenset(
     | {"Window", "WithWindowDefinition"}
 )
 _QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
-"""Statements that write the rows of a query."""
+"""Statements that write the rows of a query, with the method that returns the query."""
 _TARGETS_OF = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(
@@ -42,36 +42,42 @@ _VERSION = re.compile(
     (?:(?P<quote>['"]?)(?P<number>[0-9]{1,19})(?P=quote)(?![\w.])|'(?P<single>[a-z_][^'"\\]*)'|"(?P<double>[a-z_][^'"\\]*)")""",
     re.IGNORECASE | re.VERBOSE | re.ASCII,
 )
-"""A snapshot, and the name of a branch or tag that cannot be a number."""
+"""Matches VERSION AS OF with a snapshot id, or with the name of a branch or tag that cannot be a number."""
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
-"""The text of an Origin in Spark: line, column, and first and last character."""
+"""Matches the text form of an Origin in Spark, and captures the first and the last character."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _BLANKS_AND_COMMENTS = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
 _COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|/\s*+\.|(?<!\s)[^\S\n]*+\n\s*+\.")
-"""A comment beside a dot, or an end of a line before it. A run of blanks is read from its beginning alone."""
+"""Matches a comment beside a dot, or the end of a line before a dot.
+
+A match begins only at the start of a run of blanks, which keeps the search fast.
+"""
 _HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_BLANKS_AND_COMMENTS}\(|\$\{{", re.IGNORECASE)
-"""A name that is the value of an expression, and a variable that Spark replaces in the text."""
+"""Matches a name that is the value of an expression, and a variable that Spark replaces in the text."""
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
-"""`TABLE t`, which cannot have an alias."""
+"""Matches `TABLE t`. Such a table cannot have an alias."""
 
 
 class UnsupportedQuery(Exception):
-    """The reason why a text runs unchanged."""
+    """Raised if a text has to run unchanged. The message is the reason."""
 
 
 class ReferencePosition(NamedTuple):
-    """The position of a table's name in the text, characters [start, end). Options or an alias may begin at `after`."""
+    """The position of a table name in the text: the characters [start, end).
+
+    Options or an alias may begin at `after`.
+    """
 
     start: int
     end: int
     after: int
     alias: str | None
-    """The alias to add after another name if the reference has none."""
+    """The alias to add after a replaced name, or None if the reference already has an alias."""
     snapshot_id: int | None
-    """VERSION AS OF a number."""
+    """The snapshot id in VERSION AS OF, or None."""
     ref: str | None
-    """VERSION AS OF a branch or tag."""
+    """The branch or tag in VERSION AS OF, or None."""
 
 
 def is_write(catalyst: Catalyst, parsed: Node) -> bool:
@@ -80,7 +86,7 @@ def is_write(catalyst: Catalyst, parsed: Node) -> bool:
 
 
 def query_of(catalyst: Catalyst, parsed: Node) -> Node:
-    """Return the query of a parsed statement: the statement, or the query whose rows it writes."""
+    """Return the query of a parsed statement: the statement itself, or the query whose rows it writes."""
     part = _QUERIES_OF.get(catalyst.kind(parsed))
     return parsed if part is None else getattr(parsed, part)()
 
@@ -89,7 +95,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     """Return the table references in the query of a parsed statement.
 
     Raises:
-        UnsupportedQuery: If the text cannot be rewritten.
+        UnsupportedQuery: The text cannot be rewritten.
     """
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
@@ -106,7 +112,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
             reference = _read_reference(catalyst, text, node, above, parent, named)
             references += [] if reference is None else [reference]
         if kind == "UnresolvedWith":
-            with_subqueries = True  # the pattern of `parsed` is without those in WITH
+            with_subqueries = True  # The flag of `parsed` does not cover subqueries in WITH.
             recursive = bool(node.allowRecursion())
             for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
@@ -122,7 +128,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if _has_qualified_column(text, references):
         raise UnsupportedQuery("a column is qualified by a schema")
     if is_write(catalyst, statement):
-        # The code that runs such a write compares the names of the tables.
+        # The code that runs such a statement compares the names of the tables that are read and written.
         target = _find_target_name(catalyst, statement)
         read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in references}
         if target is None or target.lower() in read:
@@ -133,8 +139,8 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
 def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) -> bool:
     """Return whether a column may be written as `db.t.c`.
 
-    With an alias for `db.t` this is a field of a struct, if there is one: `t.c` of a column `db`, or `c` of a column
-    `t` of what has the alias `db`.
+    After `db.t` has been replaced by a name with an alias, Spark might resolve `db.t.c` as a struct field instead: as
+    the field `t.c` of a column `db`, or as the field `c` of a column `t` in a relation with the alias `db`.
     """
     text_without_tables = splice(text, [Replacement(one.start, one.end, "") for one in references])
     names = {one.alias for one in references if one.alias is not None}
@@ -148,11 +154,11 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
         return True
     return bool(
         _NESTED_COMMENT.search(text_without_tables) and _COMMENT_AT_DOT.search(text_without_tables)
-    )  # beyond a pattern
+    )  # A regular expression cannot match nested comments.
 
 
 def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
-    """Return the last level of the name of the table that is written."""
+    """Return the last level of the name of the table that the statement writes, or None."""
     node = getattr(statement, _TARGETS_OF[catalyst.kind(statement)])()
     while catalyst.kind(node) in _ALIASES:
         node = node.child()
@@ -170,17 +176,19 @@ def _read_reference(
     """Return the position of a table reference.
 
     Args:
-        above: The kinds of the nodes above.
-        named: The names of WITH that are visible here, in lower case.
+        node: The reference.
+        above: The kinds of the two nodes above the reference.
+        parent: The node above the reference.
+        named: The names in WITH that are visible here, in lower case.
 
     Returns:
-        None if the name cannot be replaced here, or if its position is uncertain.
+        The position, or None if the name cannot be replaced here or its position is uncertain.
     """
     names, origin = tuple(to_strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if origin is None or node.isStreaming() or not node.options().isEmpty():
         return None
     if len(names) == 1 and names[0].lower() in named:
-        # Its query may be a table alone, as of another time: `WITH s AS (FROM t VERSION AS OF 1)`.
+        # The query of the name may consist of a table alone, even with a version: `WITH s AS (FROM t VERSION AS OF 1)`.
         return None
     start, end = int(origin[1]), int(origin[2]) + 1
     if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
@@ -200,11 +208,11 @@ def _read_reference(
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
-    if _PLAIN.fullmatch(text):  # as the parser would split it
+    if _PLAIN.fullmatch(text):  # The text must be split as Spark's parser splits it.
         return tuple(text.split(".")) == names
     try:
         return catalyst.names(text) == names
-    except (Py4JError, PySparkException):  # IDENTIFIER(…), among others
+    except (Py4JError, PySparkException):  # The name is not an identifier, but for example IDENTIFIER(…).
         return False
 
 
@@ -221,15 +229,15 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
 
 
 def marker_number(alias: str) -> int | None:
-    """Return the number of the reference whose marker the alias is; None for another alias."""
+    """Return the number of the reference if the alias is its marker. Return None for another alias."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
 def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]]) -> str:
-    """Return the text with other table names, each with its catalog."""
+    """Return the text in which these references have other table names. Each new name includes its catalog."""
     new = []
     for reference, name in names.items():
-        # A plan table has only the snapshot of the version that the reference names.
+        # A plan table has only the snapshot that the reference names with VERSION AS OF.
         new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
         new.append(Replacement(reference.after, reference.after, _alias_clause(reference)))
     return splice(text, new)

@@ -1,4 +1,4 @@
-"""Joins by the day, month or year of a column."""
+"""Reads joins by the day, month or year of a column."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WHOLE = ("int", "bigint")
 
 
 class TermPeriod(NamedTuple):
-    """The start of a period of an attribute, or the number of its year."""
+    """The start of a period of an attribute's value, or the number of its year."""
 
     column: Node
     transform: str
-    """Of Iceberg."""
+    """The Iceberg transform of the period."""
     partners: tuple[str, ...]
-    """The types of Spark whose values are this start or number."""
+    """The Spark types of the columns with which the period may be compared."""
 
 
 def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
-    """Return the period that an expression is; None for another expression.
+    """Return the period that an expression represents, or None for another expression.
 
-    A period of an instant is one of UTC.
+    The period of an instant is a period in UTC.
     """
     kind = catalyst.kind(node)
     if kind == "Cast" and catalyst.type_of(node) == "bigint" and catalyst.kind(node.child()) == "Year":
@@ -48,7 +48,7 @@ def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
 
 
 def _day(catalyst: Catalyst, node: Node) -> Node | None:
-    """Return the attribute of times whose day the node is."""
+    """Return the time attribute if the node is the day of such an attribute. Otherwise return None."""
     if catalyst.kind(node) != "Cast" or catalyst.type_of(node) != "date":
         return None
     column, zone = node.child(), node.timeZoneId()

@@ -1,6 +1,6 @@
 """Reads the plan of Spark's analyser as relations of the block algebra (`connector/analysis/algebra/`).
 
-Each node of the plan is a block or another relation. The columns of a relation are named by the ids of Spark's
+Each node of the plan becomes a block or another relation. The columns of a relation are named by the ids of Spark's
 attributes. Nodes that are not supported are opaque: no condition is pushed to them.
 """
 
@@ -43,18 +43,23 @@ from seamark.connector.spark.query.periods import period_of
 from seamark.connector.spark.scala import to_list
 
 PLAN_NODES_MAX = 2_000
-"""The limit for one query's plan."""
+"""The maximum number of nodes in the plan of one query."""
 EXPANDED_VALUES_MAX = 500
-"""Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
+"""The maximum number of values in the projections of GROUPING SETS. Reading a value takes calls to the JVM."""
 EXACT_PARTS_MAX = 20
-"""Parts of a condition that are read once more, because they decide whether an extreme is that of exactly its rows."""
+"""The maximum number of parts in a condition for which the reader checks whether it can be translated exactly.
+
+An extreme has an exact limit only if its condition is translated exactly.
+"""
 _INEQUALITIES = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
     | {"PipeOperator"}
 )
-"""Nodes whose rows are rows of their child with the same attributes, in any order and number. Whether a row is in the
-result does not depend on other rows, except on equal rows."""
+"""Nodes whose rows are rows of their child, with the same attributes, in any order and number.
+
+Whether a row is in the result does not depend on other rows, except on equal rows.
+"""
 _DEPENDENT_ROWS = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
 """Nodes whose attributes have the values of the child's attributes, but whose rows depend on other rows."""
 _SET_OPERATIONS = frozenset({"Union", "Intersect", "Except"})
@@ -68,18 +73,18 @@ _KEPT_SIDES = {
     "LeftAnti$": (True, False),
     "ExistenceJoin": (True, False),
 }
-"""The sides (left, right) of which a row without a partner may be in the result."""
+"""For each join type, whether an unmatched row of the left and of the right side may be in the result."""
 _ROWS_OF_LEFT = ("LeftSemi$", "LeftAnti$", "ExistenceJoin")
-"""Joins whose rows are rows of the left side."""
+"""The join types whose rows are rows of the left side."""
 
 
 class PlanTooLarge(Exception):
-    """The plan has more than `PLAN_NODES_MAX` nodes."""
+    """Raised if a plan has more than `PLAN_NODES_MAX` nodes."""
 
 
 @dataclass(frozen=True)
 class MarkedTable:
-    """A table at a marker (`name_positions.py`), with its columns by the ids of attributes."""
+    """A table with a marker (`name_positions.py`), and its columns by the ids of their attributes."""
 
     mark: int
     columns: Mapping[int, SparkColumn]
@@ -87,12 +92,15 @@ class MarkedTable:
 
 @dataclass(frozen=True)
 class AttributeOutputs:
-    """The outputs of a block, by the ids of attributes. A field of a struct has the id, a dot and its name.
+    """The outputs of a block, named by the ids of attributes.
+
+    The name of a struct field is the id, a dot and the field name.
 
     Attributes:
-        references: The columns of sources whose values the outputs have. None: those of the only source.
-        order: All names in order, if they are known.
-        nullable: The outputs that may be null in place of the value.
+        references: The source column whose value each output has. None means that each output is the column of the same
+            name in the only source.
+        order: The names of all outputs in order, or None if they are unknown.
+        nullable: The outputs that may be null where the source column has a value.
     """
 
     references: Mapping[str, ColumnReference] | None = None
@@ -121,12 +129,12 @@ class AttributeOutputs:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a node.
+    """The rows of a plan node.
 
     Attributes:
-        relation: The rows.
-        columns: Its attributes that have unchanged stored values. A column has the name of its attribute.
-        sources: Its other attributes whose values are those of a column: extremes, and constants.
+        relation: The rows as a relation.
+        columns: The attributes with unchanged stored values. The name of each column is the id of its attribute.
+        sources: The other attributes whose values come from a column: extremes and constants.
     """
 
     relation: Relation
@@ -139,10 +147,7 @@ class _Rows:
 
 
 class _Key(NamedTuple):
-    """A column that is compared for equality.
-
-    `kind` is its Iceberg type.
-    """
+    """A column that is compared for equality, and its Iceberg type (`kind`)."""
 
     reference: ColumnReference
     kind: str | None
@@ -152,10 +157,10 @@ class _ScalarQuery(NamedTuple):
     """A scalar subquery.
 
     Attributes:
-        relation: Its rows, without the conditions that compare them with columns of an outer query.
-        output: Its output.
-        kind: The Iceberg type of the output.
-        is_correlated: Whether there are such conditions.
+        relation: The rows of the subquery, without the conditions that compare them with columns of an outer query.
+        output: The output column of the subquery.
+        kind: The Iceberg type of the output column.
+        is_correlated: Whether the subquery has conditions that compare its rows with columns of an outer query.
     """
 
     relation: Relation
@@ -172,7 +177,8 @@ class PlanReader:
         table_of: Returns the table of a leaf, or None.
 
     Attributes:
-        tables: The tables of the plan, with their markers. After `read`, they have the conditions on their needed rows.
+        tables: The tables of the plan, with their markers. After `read`, each table has the condition on its needed
+            rows.
     """
 
     def __init__(self, catalyst: Catalyst, table_of: Callable[[Node], MarkedTable | None]) -> None:
@@ -184,14 +190,16 @@ class PlanReader:
         self._has_subqueries = True
         self._roots: list[Relation] = []
         self._subqueries: dict[int, Relation | None] = {}
-        """The subqueries that Spark's rules did not turn into joins, by the ids of their first attributes; None if
-        several have the same."""
+        """The subqueries that Spark's rules did not turn into joins, by the ids of their first attributes.
+
+        The value is None if several subqueries have the same id.
+        """
 
     def read(self, plan: Node) -> None:
         """Push the conditions of the plan down to its tables.
 
         Raises:
-            TooLarge: The plan has too many nodes, or is too deep.
+            PlanTooLarge: The plan has too many nodes, or is too deep.
         """
         self._has_subqueries = self._catalyst.has_subqueries(plan)
         try:
@@ -225,7 +233,7 @@ class PlanReader:
         if outputs.isEmpty():
             return
         number = self._catalyst.id_of(outputs.head())
-        # Two references to a query of WITH have the same ids.
+        # Two references to the same query of WITH have the same attribute ids.
         self._subqueries[number] = None if number in self._subqueries else relation
 
     def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
@@ -271,7 +279,7 @@ class PlanReader:
         return _Rows(QueryBlock([table], 0, outputs, needs_rows=True), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
-        """Read the columns of VALUES, and of an array's elements."""
+        """Read the columns of VALUES, or of the elements of an array."""
         columns = constant_columns(self._catalyst, node)
         if not columns:
             return _Rows(UnknownRelation())
@@ -290,7 +298,7 @@ class PlanReader:
     def _pass_on(
         self, outputs: Iterable[Node], child: _Rows
     ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
-        """Return the columns, sources and references of outputs that are attributes of the child."""
+        """Return the columns, sources and references of the outputs that are attributes of the child."""
         columns: dict[int, SparkColumn] = {}
         sources: set[int] = set()
         references: dict[str, ColumnReference] = {}
@@ -307,7 +315,7 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """Read a grouping. A condition on grouping keys leaves out entire groups."""
+        """Read an aggregation. A condition on its grouping keys removes whole groups."""
         groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._pass_on(
@@ -334,9 +342,9 @@ class PlanReader:
         return _Rows(block, columns, sources | {int(name) for name in extremes})
 
     def _read_expand(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """Read GROUPING SETS, UNPIVOT and others: several rows of each row.
+        """Read GROUPING SETS, UNPIVOT and similar nodes, which create several rows from each row.
 
-        A grouping key is null outside of its sets.
+        A grouping key is null in the rows of the grouping sets without this key.
         """
         child, projections, outputs = children[0], to_list(node.projections()), to_list(node.output())
         if len(projections) * len(outputs) > EXPANDED_VALUES_MAX:
@@ -364,9 +372,9 @@ class PlanReader:
     # Nodes with several children
 
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """Read a set operation. A condition is pushed to each input, by position.
+        """Read a set operation. A condition is pushed to each input, by the position of its columns.
 
-        The origin of a value is unknown.
+        The input from which a value comes is unknown.
         """
         inputs = [to_list(child.output()) for child in to_list(node.children())]
         outputs = to_list(node.output())
@@ -388,7 +396,7 @@ class PlanReader:
         return _Rows(QueryBlock([rows], 0, AttributeOutputs(names)), columns)
 
     def _read_generate(self, node: Node, child: _Rows) -> _Rows:
-        """Read `explode` and other generators: several rows, or none, of each row."""
+        """Read `explode` and other generators, which create any number of rows from each row."""
         constants = self._read_constants(node)
         if constants.ids:
             return self._join_rows(child, constants, SourceJoin(0, 1))
@@ -441,7 +449,10 @@ class PlanReader:
     def _read_exactly(
         self, parts: Sequence[Node], columns: Mapping[int, SparkColumn], source_of: Mapping[int, int]
     ) -> Condition | None:
-        """Return the condition that is true for exactly the rows for which all parts are true, if they are simple."""
+        """Return a condition that is true for exactly the rows for which all parts are true.
+
+        The result is None if a part cannot be translated exactly.
+        """
         if len(parts) > EXACT_PARTS_MAX:
             return None
         comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
@@ -452,7 +463,7 @@ class PlanReader:
     def _values_of_inequalities(
         self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
-        """Yield semi-joins for columns that are less or greater than subqueries, or than columns of other sources."""
+        """Yield semi-joins for columns that are less or greater than a subquery, or than a column of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in parts:
             op = _INEQUALITIES.get(self._catalyst.kind(part))
@@ -501,7 +512,7 @@ class PlanReader:
         return self._conditions.read_with_likes(nodes, columns) if columns else None
 
     def _values_of_subquery(self, key: _Key | None, other: Node) -> list[Condition]:
-        """Return conditions on a column that is equal to a scalar subquery."""
+        """Return the conditions on a column that equals a scalar subquery."""
         query = None if key is None else self._find_scalar_subquery(other)
         if key is None or query is None or not is_comparable(key.kind, query.kind):
             return []
@@ -513,7 +524,7 @@ class PlanReader:
     def _values_of_period(
         self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
-        """Yield semi-joins for a column whose day, month or year is a value of another column."""
+        """Yield semi-joins for a column whose day, month or year equals a value of another column."""
         partner = self._find_attribute(other)
         period = None if partner is None or partner not in source_of else period_of(self._catalyst, side)
         if period is None or partner is None or self._catalyst.type_of(other) not in period.partners:
@@ -542,7 +553,10 @@ class PlanReader:
         return child if is_widened else node
 
     def _find_attribute(self, output: Node) -> int | None:
-        """Return the attribute of an output, possibly renamed; None for other expressions."""
+        """Return the id of the attribute that an output passes on, possibly renamed.
+
+        Return None for another expression.
+        """
         if self._catalyst.kind(output) == "Alias":
             output = output.child()
         return self._catalyst.id_of(output) if self._catalyst.kind(output) == "AttributeReference" else None
@@ -557,7 +571,7 @@ def _hide(children: Sequence[_Rows]) -> _Rows:
 
 
 def _sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
-    """Return the positions of the sources of attributes, without attributes that several sources have."""
+    """Return the position of the source of each attribute. Attributes that several sources have are left out."""
     positions: dict[int, int] = {}
     repeated: set[int] = set()
     for position, rows in enumerate(sources):
@@ -567,7 +581,7 @@ def _sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
 
 
 def _at_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:
-    """Return a condition on attributes as one on the columns of sources."""
+    """Translate a condition on attributes into a condition on columns of the sources."""
     return move(condition, lambda reference: (source_of[int(reference[1].partition(".")[0])], reference[1]))
 
 
@@ -579,7 +593,7 @@ def _rename(column: SparkColumn, name: str) -> SparkColumn:
 
 
 def _kinds_of(columns: Iterable[SparkColumn]) -> Iterator[tuple[str, str]]:
-    """Yield the names and the Iceberg types of columns and of their fields."""
+    """Yield the name and the Iceberg type of each column, and of each struct field."""
     for column in columns:
         kind = iceberg_kind(column.kind)
         if kind is not None:

@@ -1,15 +1,15 @@
-"""Runs a query in Spark on the files that its conditions and joins keep.
+"""Runs a query in Spark on only the files that its conditions and joins need.
 
     from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.ssb.lineorder JOIN …").show()
 
-Spark's Iceberg connector sends the server filters, but no joins, and plans tables of format version 3 itself. This
-module analyses the whole query (`name_positions.py`, `plan_reader.py`), requests plan tables (`connector/plans/`), and
-replaces the names in the query's text, which Spark then runs.
+Spark's Iceberg connector sends filters to the server, but no joins, and it plans tables of format version 3 itself.
+This module analyses the whole query (`name_positions.py`, `plan_reader.py`), requests plan tables (`connector/plans/`),
+and replaces the table names in the query's text. Spark then runs the new text.
 
-Invariant: if anything is uncertain or fails, the text runs unchanged. Plan tables have a lease; a DataFrame reads them
-until then. INSERT, CREATE TABLE AS and MERGE read plan tables in their queries, and run once; another statement that is
-not a query is passed to Spark once.
+Invariant: if anything is uncertain or fails, the original text runs. Plan tables have a lease, and a DataFrame can read
+them until the lease ends. INSERT, CREATE TABLE AS and MERGE read plan tables in their queries, and run once. Any other
+statement that is not a query is passed to Spark once.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"
 _VERSION_LEVEL = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
-"""With these settings Iceberg reads another snapshot than the table's current one."""
+"""Settings with which Iceberg reads another snapshot than the current snapshot of the table."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RewrittenQuery(RewrittenStatement):
-    """The text reads plan tables."""
+    """A query whose text reads plan tables, or the reason why it is unchanged."""
 
     is_write: bool = False
-    """It writes the rows of a query."""
+    """Whether the statement writes the rows of a query."""
     schemas: Mapping[Name, int] | None = None
-    """The schema ids by which the text was analysed, by plan table."""
+    """The id of the schema with which the text was analysed, by plan table."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class _Table:
     state: KnownTable
     schema_id: int
     columns: Mapping[str, SparkColumn]
-    """The columns that Spark compares as Iceberg does."""
+    """The columns whose values Spark compares as Iceberg does."""
     snapshot_id: int | None
     ref: str | None
-    """`db.t.snapshot_id_1`; `db.t.branch_x` and `db.t.tag_x`."""
+    """The version in a name such as `db.t.branch_x` or `db.t.tag_x`."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -97,14 +97,18 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> DataFrame:
-    """Return the same result as `spark.sql(text, args)`, from fewer files if possible.
+    """Return the same result as `spark.sql(text, args)`, and read fewer files if possible.
 
-    The DataFrame reads the current snapshots of its tables, and is valid for at least half of `lease_s` seconds, for a
-    day at most if the query has the current time; the server may grant fewer. A table is read by its own name if its
-    plan keeps a larger share of its files than `kept_max`.
+    The DataFrame reads the current snapshots of its tables. It is valid for at least half of `lease_s` seconds, but the
+    server may grant a shorter lease. If the query uses the current time, the DataFrame is valid for at most a day. A
+    table whose plan keeps a larger share of its files than `kept_max` is read by its own name.
 
-    `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a table of Seamark run as Spark
-    jobs, and the DataFrame has their counts; ClientError, Unreadable.
+    `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
+    The DataFrame then has the counts of the job.
+
+    Raises:
+        ClientError: The server refuses the job.
+        Unreadable: A file cannot be read by the job.
     """
     if args is None and (statement := parse_statement(text)) is not None:
         counts = run_maintenance(spark, statement)
@@ -124,34 +128,34 @@ def sql(
             frame = run_text(spark, done.statement, args)
             if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), done):
                 return frame
-            _log.warning("run unchanged: its tables were altered meanwhile")
+            _log.warning("The original text runs, because its tables were altered after the analysis")
         except (PySparkException, Py4JError) as error:
-            _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
+            _log.warning("The original text runs, because Spark does not accept it with plan tables: %s", error)
     return run_text(spark, text, args)
 
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
-    """Return a statement that writes the rows of a query, with plan tables in the query if possible."""
+    """Return a statement that writes the rows of a query, with plan tables in its query if possible."""
     done = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     return done.statement if done.statement is not None and _may_run(spark, done) else text
 
 
 def is_plan_gone(error: AnalysisException) -> bool:
-    """Return whether Spark did not find a plan table, before it ran anything."""
+    """Return whether Spark failed because it did not find a plan table. Spark has then not run anything."""
     return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
 
 
 def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
-    """Return whether the query of a statement that writes is accepted with its plan tables."""
+    """Return whether Spark accepts the query of a statement that writes, with its plan tables."""
     catalyst = Catalyst(spark)
     try:
         plan = catalyst.analyze(query_of(catalyst, catalyst.parse(str(done.statement))))
         if _is_as_understood(catalyst, plan, done):
             return True
-        _log.warning("run unchanged: its tables were altered meanwhile")
+        _log.warning("The original text runs, because its tables were altered after the analysis")
     except (PySparkException, Py4JError) as error:
-        _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
+        _log.warning("The original text runs, because Spark does not accept it with plan tables: %s", error)
     return False
 
 
@@ -163,9 +167,9 @@ def rewrite_query(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> RewrittenQuery:
-    """Return the text with the names of plan tables, which are created if necessary.
+    """Return the text with the names of plan tables, and create the plan tables.
 
-    Runs nothing and never raises.
+    The function does not run the query, and it never raises.
     """
     try:
         return _Query(spark, text, args, lease_s, kept_max).rewrite()
@@ -174,7 +178,7 @@ def rewrite_query(
     except (PySparkException, Py4JError) as error:
         return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
     except Exception as error:  # noqa: BLE001  a bug here must not fail a query
-        _log.warning("unchanged, because of a bug", exc_info=True)
+        _log.warning("The original text runs, because of a bug in the analysis", exc_info=True)
         return RewrittenQuery(None, f"unchanged; {type(error).__name__}")
 
 
@@ -193,13 +197,13 @@ class _Query:
         self._is_write = False
         self._settings: dict[str, str] = {}
         self._tables: dict[int, _Table] = {}
-        """By marker."""
+        """The tables at the markers, by the number of the marker."""
         self._marks: dict[int, int] = {}
-        """By the ids of attributes."""
+        """The numbers of the markers, by the ids of the tables' attributes."""
 
     def rewrite(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
-            raise UnsupportedQuery("the session reads a branch to be audited")
+            raise UnsupportedQuery("the session reads a branch of a write-audit-publish workflow")
         parsed = self._catalyst.parse(self._text)
         references = find_references(self._catalyst, self._text, parsed)
         if not references:
@@ -208,7 +212,7 @@ class _Query:
         if self._is_write and self._args:
             raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
-            raise UnsupportedQuery("it reads what the session has cached")
+            raise UnsupportedQuery("it reads data that the session has cached")
         plan = self._analyze_marked(insert_markers(self._text, references))
         scans = self._find_scans(references, plan)
         if not any(scan.condition is not None or scan.joins for scan in scans.values()):
@@ -216,16 +220,13 @@ class _Query:
         return self._request_plans(references, scans)
 
     def _analyze_marked(self, text: str) -> Node:
-        """Return the analysed query of the text.
-
-        Runs nothing.
-        """
+        """Analyse the query of the text without running it, and return the plan."""
         if self._is_write:
             return self._catalyst.analyze(query_of(self._catalyst, self._catalyst.parse(text)))
         return _read_analyzed_plan(run_text(self._spark, text, self._args))
 
     def _reads_cached(self) -> bool:
-        if self._is_write:  # its text must not run here
+        if self._is_write:  # The text of a statement that writes must not run here.
             return True
         execution = run_text(self._spark, self._text, self._args)._jdf.queryExecution()
         return any("InMemory" in self._catalyst.kind(one) for one in self._catalyst.leaves(execution.withCachedData()))
@@ -233,10 +234,11 @@ class _Query:
     # Tables of the query
 
     def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
-        """Return the scans by marker."""
+        """Return the scans, by the number of their marker."""
         plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
-            # A DataFrame is run later, and again: its conditions hold for a day (`relative_times.py`).
+            # A DataFrame may run later and several times. Conditions with the current time hold for a day
+            # (`relative_times.py`).
             self._lease_s = min(self._lease_s, LEASE_S)
         self._find_tables(plan)
         reader = PlanReader(self._catalyst, self._find_marked_table)
@@ -247,7 +249,7 @@ class _Query:
         scans = {}
         for mark, table in sorted(self._tables.items()):
             each, reference = by_mark.get(mark, []), references[mark]
-            # Literals of instants have their zone, so the session's zone does not matter.
+            # Literals of instants contain their zone, so the session's zone does not matter.
             condition = any_of(condition_of(one, utc=True) for one in each) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
@@ -267,8 +269,9 @@ class _Query:
         return scans
 
     def _find_tables(self, plan: Node) -> None:
-        """Find the tables at the markers, without tables that a view in the query also reads: a table is read at one
-        snapshot.
+        """Find the tables at the markers.
+
+        Tables that a view in the query also reads are left out, because a table is read at one snapshot.
         """
         catalyst, unmarked = self._catalyst, set()
         for leaf, mark in catalyst.find_aliased_leaves(plan, marker_number):
@@ -283,10 +286,11 @@ class _Query:
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
-        """Return the table of a leaf with a marker; None for another leaf.
+        """Return the table of a leaf with a marker, or None for another leaf.
 
         Raises:
-            UnsupportedQuery: If the leaf is another relation of a table with a marker: it would need the same plan.
+            UnsupportedQuery: The leaf has no marker, but reads the same table as a marker. Both would need the same
+                plan.
         """
         if not self._catalyst.is_relation(leaf):
             return None
@@ -300,11 +304,11 @@ class _Query:
             )
         table = self._read_table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
-            raise UnsupportedQuery("its relations cannot be distinguished")
+            raise UnsupportedQuery("two of its relations read the same table and cannot be distinguished")
         return None
 
     def _read_table(self, leaf: Node) -> _Table | None:
-        """Return None unless it is a table of an Iceberg REST catalog."""
+        """Return the table if the leaf is a table of an Iceberg REST catalog. Otherwise return None."""
         if not self._catalyst.is_relation(leaf):
             return None
         name, catalog = self._catalyst.identifier_of(leaf), leaf.catalog()
@@ -330,8 +334,11 @@ class _Query:
         return _Table(catalog_name, name, state, int(schema["schema-id"]), columns, number, ref)
 
     def _split_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
-        """Return the table's name, and the version that Iceberg reads from the last level of a name that no table
-        has.
+        """Split a name such as `db.t.snapshot_id_1` into the table's name and the version.
+
+        Returns:
+            The name of the table, the snapshot id, and the branch or tag. The name is unchanged if a table has this
+            name, or if Iceberg does not read its last level as a version.
         """
         match = _VERSION_LEVEL.fullmatch(name[-1])
         if match is None or self._catalyst.class_of(table) != _TABLE_CLASS:
@@ -407,7 +414,10 @@ class _Query:
 
 
 def _mark_of(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
-    """Return the marker of another table, by which a table at the marker `own` may be joined with it."""
+    """Return the marker of a table with which the table at the marker `own` may be joined.
+
+    The result is None if both have the same marker.
+    """
     mark = marks.get(table)
     return None if mark == own else mark
 
@@ -417,7 +427,7 @@ def _read_analyzed_plan(frame: DataFrame) -> Node:
 
 
 def _is_as_understood(catalyst: Catalyst, plan: Node, done: RewrittenQuery) -> bool:
-    """Return whether each plan table exists, with the schema by which its conditions were read."""
+    """Return whether each plan table exists and has the schema with which its conditions were read."""
     schema_ids = {}
     for leaf in catalyst.leaves(plan):
         name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None

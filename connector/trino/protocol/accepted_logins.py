@@ -1,10 +1,9 @@
 """Checks with Trino whether it accepts the login of a request, before the proxy requests plans for it.
 
-A plan opens files and counts against a quota, so plans are made only for senders whose login Trino accepts.
-The proxy cannot check passwords or tokens itself. It requests the information of a query that does not
-exist, with the headers of the statement: Trino authenticates the sender before it looks for the query. An
-accepted login is stored for a minute, as a keyed hash of the headers that contain it. Trino still decides
-about each statement.
+A plan opens files and counts against a quota, so plans are requested only for senders whose login Trino accepts. The
+proxy cannot check passwords or tokens itself. It requests the information of a query that does not exist, with the
+headers of the statement. Trino authenticates the sender before it looks for the query. An accepted login is stored for
+a minute, as a keyed hash of the headers that contain the login. Trino still decides about each statement.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from seamark.connector.trino.protocol.coordinators import Coordinator
 REMEMBERED_S = 60.0
 LOGINS_MAX = 10_000
 CHECK_S = 2.0
-"""The maximum time that a statement waits for Trino's decision; after this time, it runs without plans."""
+"""The maximum time for which a statement waits for Trino's decision. After this time, it runs without plans."""
 TARGET = "/v1/query/20000101_000000_00000_aaaaa"
 """The path of the information of a query that does not exist.
 
-The id has Trino's form, because another id would be an error of the request.
+The query id has the form of Trino's ids, because Trino would refuse a request with another form.
 """
 _SINGLE_USE = ("negotiate", "ntlm")
-"""The schemes whose tokens are valid for one request; a check would use up the token of the statement."""
+"""The schemes whose tokens are valid for one request. A check would use up the token of the statement."""
 _STATED_BY = ("authorization", "cookie", "x-forwarded-proto")
 _STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
-"""The suffixes of the names of Trino's headers for users, roles and credentials; Trino's settings define
-their prefix.
+"""The suffixes of the names of Trino's headers for users, roles and credentials.
+
+The prefix of these names is a setting of Trino.
 """
 _ACCEPTED = (200, 404, 410)
-"""The status with which Trino answers an accepted login.
+"""The status of Trino's response to an accepted login.
 
 With any other status, such as a redirect to a login page, the login is not accepted.
 """
@@ -50,7 +50,7 @@ Send = Callable[[str, Coordinator, str, CIMultiDict[str]], Awaitable[aiohttp.Cli
 
 
 class AcceptedLogins:
-    """The logins that Trino has accepted; an instance belongs to one event loop."""
+    """The logins that Trino has accepted. An instance belongs to one event loop."""
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -62,10 +62,11 @@ class AcceptedLogins:
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         """Return whether Trino accepts the login in the headers.
 
-        Return False if Trino refuses it, if Trino does not decide within `CHECK_S`, or if the login is for a single
-        request.
+        The result is False if Trino refuses the login, if Trino does not decide within `CHECK_S`, or if the login is
+        valid for a single request only.
 
         Args:
+            coordinator: The coordinator that decides.
             headers: The headers that the coordinator receives.
         """
         if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE:
@@ -95,7 +96,7 @@ class AcceptedLogins:
         try:
             async with await self._send("GET", coordinator, TARGET, headers) as response:
                 status = response.status
-                response.close()  # Only the status is used, and the body may be long.
+                response.close()  # Only the status is used. The body may be long, so it is not read.
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("Trino did not answer whether it accepts a login", error=repr(error))
             return False

@@ -87,7 +87,12 @@ class _Query(msgspec.Struct, rename="camel"):
 
 
 def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
-    """Decide about a rewritten statement, given the answer to `GET /v1/query/{id}?pruned=true`."""
+    """Decide about a rewritten statement.
+
+    Args:
+        answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
+        used: The tables and columns by which files were pruned.
+    """
     try:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:
@@ -105,8 +110,10 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
 
 
 def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
-    """Return the columns that a statement reads of each table, given the same answer; empty if it cannot be
-    decoded.
+    """Return the columns that a statement reads from each table. The result is empty if the response cannot be decoded.
+
+    Args:
+        answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
     """
     try:
         query = from_json(answer, _Query)

@@ -1,8 +1,7 @@
-"""A circuit breaker: after several successive failures, it blocks calls for a time, which doubles with each
-failed trial.
+"""A circuit breaker. After several failures in a row, it blocks calls for a time, which doubles with each failed trial.
 
-If the breaker is closed, all calls are allowed; if it is open, no call is allowed. When the time is over,
-one call is allowed as a trial: success closes the breaker, and failure opens it for twice the time. A
+If the breaker is closed, all calls are allowed. If it is open, no call is allowed. When the time is over, one call is
+allowed as a trial. A successful trial closes the breaker. A failed trial opens the breaker for twice the time. A
 breaker belongs to one event loop and is not thread-safe.
 """
 
@@ -36,7 +35,7 @@ class Breaker:
     def allow_request(self) -> bool:
         """Return whether the call is allowed.
 
-        If it is, the caller then reports its outcome with `record_success` or `record_failure`.
+        After an allowed call, the caller reports the outcome with `record_success` or `record_failure`.
         """
         if self._open_until_s is None:
             return True

@@ -1,7 +1,7 @@
 """Reports the columns that a rewritten statement reads to Seamark, after Trino has resolved views and `*`.
 
-Trino's own scan reports contain all columns of a table. Reports are sent concurrently with the statement;
-if a report fails, it is lost.
+Trino's own scan reports contain all columns of a table. Reports are sent concurrently with the statement. A report that
+fails is lost.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Send = Callable[[Name, int, Collection[str]], Awaitable[None]]
 
 
 class ColumnReports:
-    """The reports of one event loop.
+    """Sends the reports of one event loop.
 
     Attributes:
-        send: Sends a report: a table, the plan snapshot that is read, and columns.
+        send: A function that sends a report: a table, the plan snapshot that is read, and the columns that are read.
     """
 
     def __init__(self, send: Send) -> None:
@@ -35,7 +35,7 @@ class ColumnReports:
         self._pending: set[asyncio.Task[None]] = set()
 
     def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        """Start to send the reports of a statement; above the limit, nothing is sent.
+        """Start to send the reports of a statement. If too many reports are in flight, nothing is sent.
 
         Args:
             answer: Trino's description of the statement.

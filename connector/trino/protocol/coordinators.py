@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 PROXY_PATH = "/seamark"
-"""The paths of the proxy itself; Trino has no paths below it."""
+"""The beginning of the paths that the proxy itself answers. Trino has no paths with this beginning."""
 _PREFIX = f"{PROXY_PATH}/c/"
 
 
 class UnknownCoordinator(Exception):
-    """A path has the prefix of a coordinator that is not behind this proxy."""
+    """Raised if a path has the prefix of a coordinator that is not behind this proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     url: str
-    """The URL, which has only scheme, host and port."""
+    """The URL of the coordinator. It has only a scheme, a host and a port."""
     prefix: str
-    """The path prefix of its URIs; empty if it is the only coordinator."""
+    """The path prefix of the coordinator's URIs. Empty if it is the only coordinator."""
 
     def __str__(self) -> str:
         return self.url
@@ -62,12 +62,12 @@ class Coordinators:
         return self.all[first:] + self.all[:first]
 
     def resolve(self, target: str) -> tuple[Coordinator | None, str]:
-        """Return the coordinator of the path prefix, and the target without the prefix.
+        """Return the coordinator with the path prefix of the target, and the target without the prefix.
 
         The coordinator is None if the target has no prefix.
 
         Raises:
-            UnknownCoordinator: The prefix is unknown.
+            UnknownCoordinator: No coordinator has the prefix.
         """
         if not target.startswith(_PREFIX):
             return None, target
@@ -79,7 +79,10 @@ class Coordinators:
         return coordinator, path
 
     def from_referer(self, referer: str) -> Coordinator | None:
-        """Return the coordinator of a page; Trino's web console requests paths without the prefix of its page."""
+        """Return the coordinator of the page from which a request comes, or None.
+
+        Trino's web console requests paths without the prefix of its page.
+        """
         try:
             return self.resolve(urlsplit(referer).path)[0]
         except (UnknownCoordinator, ValueError):

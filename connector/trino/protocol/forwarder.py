@@ -1,13 +1,12 @@
-"""Forwards a request to a coordinator, and returns its answer unchanged.
+"""Forwards a request to a coordinator, and returns the coordinator's response unchanged.
 
-Invariant: the proxy reads only the data that it needs. Bodies are streamed in chunks, at the speed of the
-slower side, compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC
-9110, 7.6.1). Trino derives the URIs in its answers from `X-Forwarded-*`, so answers need no change. If the
-client disconnects, the request to the coordinator is cancelled. If the coordinator's answer ends early, the
-client's answer also ends early.
+Invariant: the proxy reads only the data that it needs. Bodies are streamed in chunks, at the speed of the slower side,
+compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC 9110, 7.6.1). Trino derives
+the URIs in its responses from `X-Forwarded-*`, so responses need no change. If the client disconnects, the request to
+the coordinator is cancelled. If the coordinator's response ends early, the client's response also ends early.
 
-The client's own `X-Forwarded-*` headers are dropped, unless the proxy is configured to trust a proxy in
-front of it: from these headers, Trino decides whether a connection is secure enough for passwords.
+The client's own `X-Forwarded-*` headers are dropped, because Trino decides from these headers whether a connection is
+secure enough for passwords. They are kept if the proxy is configured to trust a proxy in front of it.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from yarl import URL
 from seamark.connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
-"""The maximum size of one header field in both directions; prepared statements are in headers.
+"""The maximum size of one header field in both directions. Prepared statements are in headers.
 
-By default, it is also the maximum size of all header fields of a client's request.
+By default, it is also the maximum size of all header fields of a client's request together.
 """
 HEADERS_MAX = 1000
 _CONNECT_S = 5.0
 _READ_S = 600.0
-"""The maximum time without a byte from the coordinator, whose longest answers are long-polls of seconds."""
+"""The maximum time without a byte from the coordinator. Its slowest responses are long polls of some seconds."""
 _KEEPALIVE_S = 15.0
 """The idle time after which connections to coordinators are closed.
 
-Coordinators close their connections after minutes, so no request is sent on a connection that is being
-closed.
+Coordinators close idle connections after minutes. With a shorter time, the proxy sends no request on a connection that
+a coordinator is closing.
 """
 _VIA = "1.1 seamark"
 _HOP_BY_HOP = (
@@ -56,16 +55,17 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
 ResponseHandler = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
-"""A handler that receives the coordinator, its answer, and the headers for the client."""
+"""A function that handles a response. It receives the coordinator, its response, and the headers for the client."""
 _BODY_BYTES_PER_SECOND_MIN = 64 << 10
-"""The minimum rate of a client's body in bytes per second; each received byte extends the time limit at
-this rate.
+"""The minimum rate at which a client must send its body, in bytes per second.
+
+Each received byte extends the time limit of the body at this rate.
 """
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class RefusedBody(Exception):
-    """The body of a request is refused; `status` and the message are for the client."""
+    """Raised if the body of a request is refused. The status and the message are for the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -76,12 +76,12 @@ class RefusedBody(Exception):
 class ClientBody:
     """A client's body with limits of size and time.
 
-    Only the time that the proxy waits for the client counts, not the time that a coordinator needs to accept
-    the data.
+    Only the time for which the proxy waits for the client counts. The time that a coordinator needs to accept the data
+    does not count.
 
     Attributes:
-        refusal: The violated limit. It is stored because aiohttp's client hides the errors of a body that it
-            sends.
+        refusal: The error for the violated limit, or None. It is stored because aiohttp's client hides the errors of a
+            body that it sends.
     """
 
     def __init__(self, content: aiohttp.StreamReader, *, size_max: int, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ class ClientBody:
         self.refusal: RefusedBody | None = None
 
     async def readany(self) -> bytes:
-        """Return the bytes received since the last call; b"" at the end.
+        """Return the bytes that were received since the last call, or b"" at the end of the body.
 
         Raises:
             RefusedBody: A limit is exceeded.
@@ -141,9 +141,9 @@ class ClientBody:
 
 @asynccontextmanager
 async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Open a client session for coordinators.
+    """Open a client session for requests to coordinators.
 
-    It stores no cookies, adds no headers, and does not decompress.
+    The session stores no cookies, adds no headers, and does not decompress responses.
     """
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=tls or True),
@@ -160,7 +160,7 @@ async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aioht
 
 
 class Forwarder:
-    """Forwards requests through the session for coordinators.
+    """Forwards requests to coordinators.
 
     Attributes:
         trust_forwarded: Whether clients are proxies whose `X-Forwarded-*` headers are trusted.
@@ -178,10 +178,10 @@ class Forwarder:
         headers: CIMultiDict[str],
         body: Body = None,
     ) -> aiohttp.ClientResponse:
-        """Return the coordinator's answer with an unread body.
+        """Send a request, and return the coordinator's response. The body of the response is not read yet.
 
         Args:
-            target: The path and query as received, still escaped.
+            target: The path and query as the client sent them, still escaped.
         """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
@@ -211,12 +211,14 @@ class Forwarder:
         extra_headers: Mapping[str, str] | None = None,
         passing: ResponseHandler | None = None,
     ) -> web.StreamResponse:
-        """Send the request to the first coordinator that can be reached, and return its answer with `extra_headers`.
+        """Send the request to the first coordinator that can be reached, and return its response with `extra_headers`.
 
-        The status is 502 if no coordinator can be reached, or if the reached coordinator does not answer.
+        The response has the status 502 if no coordinator can be reached, or if the reached coordinator does not
+        respond.
 
         Args:
-            passing: Replaces the unchanged return of the answer; the answer is then not compressed.
+            passing: A handler that creates the response for the client. Without a handler, the coordinator's response
+                is returned unchanged. With a handler, the coordinator is asked not to compress its response.
         """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
@@ -225,14 +227,14 @@ class Forwarder:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
-            except _UNREACHED as error:  # Nothing was sent, so the next coordinator can be tried.
-                _log.warning("coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
+            except _UNREACHED as error:  # Nothing was sent, so the next coordinator is tried.
+                _log.warning("the coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
                 unreached = error
                 continue
             except TimeoutError:
                 return error_response(504, f"{coordinator} has not answered in {_READ_S:g} s")
             except aiohttp.ClientError as error:
-                _log.warning("coordinator did not answer", coordinator=str(coordinator), error=repr(error))
+                _log.warning("the coordinator did not respond", coordinator=str(coordinator), error=repr(error))
                 return error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if passing is None:
@@ -248,7 +250,7 @@ def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str,
     """Return the headers that the client receives: the coordinator's headers and `extra_headers`."""
     headers = _drop_headers(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
-    headers.setdefault("Server", "seamark")  # Otherwise aiohttp would add its version.
+    headers.setdefault("Server", "seamark")  # Without this header, aiohttp would add its version.
     return headers
 
 
@@ -273,24 +275,27 @@ async def _pass_back(
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
         # The client has received a part of the body. In HTTP, an early end of the connection signals an
         # incomplete body.
-        _log.warning("answer of the coordinator ended early", url=str(answer.url.origin()), error=repr(error))
+        _log.warning("the response of the coordinator ended early", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the coordinator's answer ended early") from error
+        raise ConnectionResetError("the coordinator's response ended early") from error
     await response.write_eof()
     return response
 
 
 async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
-    """Yield the whole body, of which `read` has already been read."""
+    """Yield the whole body. Its first bytes were read before, and are in `read`."""
     yield read
     async for chunk in content.iter_any():
         yield chunk
 
 
 async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: int) -> tuple[bytes, bool]:
-    """Return the body and whether it is complete; of a long body, return the first bytes, slightly more than
-    `size_bytes`.
+    """Read the beginning of a body.
+
+    Returns:
+        The whole body and True. If the body is longer than `size_bytes`, slightly more than its first `size_bytes`
+        bytes and False.
     """
     parts: list[bytes] = []
     size = 0
@@ -304,12 +309,12 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
 
 
 def error_response(status: int, why: str) -> web.Response:
-    """Return an error answer of the proxy itself."""
+    """Return an error response of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 
 def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
-    """Return the headers without `names` and without those that `Connection` lists as hop-by-hop."""
+    """Return the headers without `names`, and without the headers that `Connection` lists as hop-by-hop."""
     left = CIMultiDict(headers)
     for value in headers.getall("Connection", ()):
         for name in value.split(","):
@@ -323,7 +328,7 @@ def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMul
 def _own_address(request: web.BaseRequest) -> str:
     sock: Any = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if not sock:
-        raise asyncio.CancelledError  # The connection is closed.
+        raise asyncio.CancelledError  # The client has closed the connection.
     host = f"[{sock[0]}]" if ":" in sock[0] else sock[0]
     return f"{host}:{sock[1]}"
 

@@ -1,18 +1,18 @@
 """Follows a rewritten statement until its plan can no longer make it fail.
 
-A plan or its files may be removed before Trino resolves the plan. Therefore the proxy does not return the
-first answers to the client. It follows the statement until Trino returns rows or has done work, or until
-the time limit. If the statement fails before that, the client has received nothing, and the proxy runs the
-original instead. It also runs the original if Trino's access rules for the sender forbid pruning
-(`access_rules.py`) or could not be read. The rules are requested concurrently with the statement's answers,
-once the statement has left the queue.
+A plan or its files may be removed before Trino resolves the plan. Therefore the proxy does not return the first
+responses to the client. It follows the statement until Trino returns rows, until Trino has completed some work, or
+until a time limit. If the statement fails before that, the client has received nothing, and the proxy runs the original
+statement instead. The proxy also runs the original statement if Trino's access rules for the sender forbid pruning
+(`access_rules.py`), or if the rules could not be read. The rules are requested concurrently with the next response, as
+soon as the statement has left the queue.
 
-The client receives the last answer without rows, unchanged. Its nextUri leads to the answer that the proxy
-has read; Trino returns an answer again for the same token, for clients that lost their connection. The
-answer to a POST never has rows, and some clients ignore rows there.
+The client receives the last response without rows, unchanged. The nextUri in it leads to a response that the proxy has
+already read. Trino returns the same response again for the same token, because clients may lose their connection. The
+response to a POST never has rows, and some clients ignore rows in it.
 
-An unchanged query is followed only through Trino's queue. No answer is requested twice, and the client
-sends a few requests less through the proxy.
+An unchanged query is followed only while it is in Trino's queue. No response is requested twice, and the client sends a
+few requests less through the proxy.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.formats.runtime.decoding import from_json
 
 INSPECTED_BYTES = 1 << 16
-"""The maximum size of an answer that is decoded; a longer answer has rows."""
+"""The maximum size of a response that is decoded. A longer response contains rows."""
 _QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
 _ENDED_BY_USERS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
 _TOO_LARGE = frozenset((400, 413, 414, 431))
-"""The HTTP statuses for a statement or a header that has become too long because of plan names."""
+"""The HTTP statuses of Trino for a statement or a header that has become too long because of the names of plans."""
 FORBIDDEN = "RULES"
-"""The outcome if an access rule of Trino that forbids pruning is in force."""
+"""The outcome if one of Trino's access rules forbids pruning."""
 RULES_UNREAD = "RULES_UNREAD"
 """The outcome if the access rules could not be read in time."""
 _RESOURCES = "INSUFFICIENT_RESOURCES"
-"""The error type of statements for which the cluster lacks resources; a second attempt would add load."""
+"""The error type of statements for which the cluster lacks resources. Another attempt would add load."""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -74,16 +74,16 @@ class TrinoResponse:
     body: bytes
     next_uri: str | None
     is_allowed: bool = False
-    """Whether Trino has planned the statement; its sender is then allowed to read its tables."""
+    """Whether Trino has planned the statement. If so, the sender is allowed to read the tables."""
     decision: RuleDecision = RuleDecision.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The rewritten statement has returned nothing, so the original can replace it.
+    """The outcome of a rewritten statement that has returned nothing to the client, so the original can replace it.
 
     Attributes:
-        is_running: Whether the statement has not failed and must be cancelled.
+        is_running: Whether the statement is still running in Trino and has to be cancelled.
     """
 
     name: str
@@ -95,8 +95,9 @@ class FollowedStatement:
     """Follows one statement.
 
     Attributes:
-        get: Requests a URI of the coordinator.
-        judge: Decides by the access rules for the query with an id; if None, rules are not checked.
+        get: A function that requests a URI of the coordinator.
+        judge: A function that decides by the access rules about the query with an id. If it is None, rules are not
+            checked.
     """
 
     def __init__(
@@ -113,19 +114,21 @@ class FollowedStatement:
         self._query_id = ""
         self._deadline_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
-        """The next URI of the statement. A cancellation is sent to it, because the client does not have it."""
+        """The next URI of the statement. The proxy sends a cancellation to it, because the client does not have this
+        URI.
+        """
 
     async def wait_for_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
-        """Return the answer to the client's POST.
+        """Return the response to the client's POST.
 
         Args:
-            first: The coordinator's answer.
-            headers: The headers of the answer for the client.
+            first: The coordinator's first response.
+            headers: The headers of the response to the client.
 
         Raises:
-            aiohttp.ClientError: The connection breaks during `first`.
+            aiohttp.ClientError: The connection breaks while `first` is read.
         """
         try:
             return await self._past_planning(first, headers)
@@ -148,7 +151,7 @@ class FollowedStatement:
                 response = await self._get(answer.next_uri)
                 body, results = await _read(response)
             except (aiohttp.ClientError, TimeoutError):
-                break  # The client will receive the same error.
+                break  # The client will receive the same error from the original statement.
             if results is None:
                 break
             if results.error is not None and _may_retry_original(results.error):
@@ -162,9 +165,9 @@ class FollowedStatement:
         return await self._apply_rules(answer)
 
     def _start_judging(self) -> None:
-        """Read the rules concurrently with the next answer, which may take a while.
+        """Start to read the access rules, concurrently with the next response.
 
-        Before the analysis of the statement, Trino reports no rules.
+        Trino reports no rules before it has analysed the statement.
         """
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
@@ -193,9 +196,9 @@ class FollowedStatement:
         return replace(answer, decision=self._verdict)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
-        """Poll an unchanged query until it leaves Trino's queue or the time is up.
+        """Poll an unchanged query until it leaves Trino's queue or the time is over.
 
-        Return the last answer that was received before that. It has no rows.
+        Return the last response before that. The response has no rows.
         """
         answer, _ = await _read_first_answer(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
@@ -213,7 +216,7 @@ class FollowedStatement:
 async def _read_first_answer(
     response: aiohttp.ClientResponse, headers: CIMultiDict[str]
 ) -> tuple[TrinoResponse, _Results | None]:
-    """Return the complete answer to a POST.
+    """Read the response to a POST completely.
 
     Raises:
         aiohttp.ClientError: The connection breaks.
@@ -226,9 +229,9 @@ async def _read_first_answer(
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
-    """Return the body and its content.
+    """Read a response, and return its body and its content.
 
-    The content is None if it is not an ordinary answer, or if it is too long for an answer without rows.
+    The content is None if the response is not ordinary, or if it is too long for a response without rows.
     """
     async with response:
         body, whole = await read_at_most(response.content, INSPECTED_BYTES)
@@ -247,7 +250,10 @@ def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | N
 
 
 def _has_started(results: _Results) -> bool:
-    """Return whether there are rows or completed splits; Trino has then found the plan's metadata and files."""
+    """Return whether the response has rows or completed splits.
+
+    If so, Trino has found the plan's metadata and files.
+    """
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")
     return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")

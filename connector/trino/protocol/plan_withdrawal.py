@@ -1,12 +1,12 @@
 """Tracks the plans that this proxy has requested, and withdraws plans that no statement needs.
 
-A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's answers larger. A
-statement needs its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of
-finished statements, with one request per table. It also withdraws plans that a statement received and did
-not use. If a proxy dies, its plans exist until their leases end.
+A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's responses larger. A statement needs
+its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of finished statements, with
+one request per table. It also withdraws plans that were created for a statement and not used by it. If a proxy dies,
+its plans exist until their leases end.
 
-The catalog shares a plan between the statements of one proxy. So a statement may receive a plan that is
-being withdrawn. The statement then waits for the withdrawal, and renews the lease before it uses the plan.
+The catalog shares a plan between the statements of one proxy. Therefore a statement may receive a plan that is being
+withdrawn. The statement then waits for the withdrawal, and renews the lease before it uses the plan.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
 
 IDLE_S = 1.0
-"""The idle time during which repeated statements share a plan; the catalog then writes nothing."""
+"""The idle time after which a plan is withdrawn.
+
+Until then, repeated statements share the plan, and the catalog writes nothing.
+"""
 _AT_ONCE = 500
 _REMEMBERED_S = 60.0
 _KNOWN_MAX = 100_000
-"""The maximum number of plans that are tracked; further plans exist until their leases end."""
+"""The maximum number of plans that are tracked. Further plans exist until their leases end."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 PlanSnapshotRef = tuple[Name, int]
-"""The table or view, and the id of its plan snapshot or plan view."""
+"""A table or view, and the id of its plan snapshot or plan view."""
 Lease = Callable[[Name, list[int], int | None], Awaitable[None]]
 
 
@@ -42,15 +45,15 @@ class _State:
     statements: int = 0
     idle_since_s: float = 0.0
     withdrawal: asyncio.Event | None = None
-    """An event that is set at the end of a withdrawal; None while the plan is available."""
+    """An event that is set at the end of a withdrawal, or None while the plan is available."""
 
 
 class PlanWithdrawal:
     """The plans of one event loop.
 
     Attributes:
-        lease: A request to the catalog: without seconds it renews a lease, with 0 seconds it withdraws the
-            plan.
+        lease: A function that sends a lease request to the catalog. Without seconds, the request renews a lease. With 0
+            seconds, it withdraws the plan.
     """
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
@@ -65,7 +68,8 @@ class PlanWithdrawal:
         """Record a plan that the catalog has returned.
 
         Args:
-            requested_s: The monotonic time of the request.
+            plan: The plan.
+            requested_s: The time at which the plan was requested, on a monotonic clock.
         """
         if len(self._plans) >= _KNOWN_MAX:
             return
@@ -78,12 +82,12 @@ class PlanWithdrawal:
             self._task = asyncio.create_task(self._sweep())
 
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Reserve plans that a statement is going to read.
+        """Reserve the plans that a statement is going to read.
 
-        On an error or a cancellation, no plan is reserved.
+        After an error or a cancellation, none of the plans is reserved.
 
         Raises:
-            ClientError: A withdrawn plan cannot be renewed.
+            ClientError: The lease of a withdrawn plan cannot be renewed.
         """
         plans = list(plans)
         renewals: defaultdict[Name, list[int]] = defaultdict(list)
@@ -105,7 +109,7 @@ class PlanWithdrawal:
             raise
 
     def release(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Release plans, after Trino has analysed the statement that reserved them or the statement has failed."""
+        """Release the plans of a statement after Trino has analysed it, or after it has failed."""
         for plan in plans:
             state = self._plans.get(plan)
             if state is not None:
@@ -113,9 +117,9 @@ class PlanWithdrawal:
                 state.idle_since_s = time.monotonic()
 
     def forget(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Stop tracking plans; they exist until their leases end.
+        """Stop tracking plans. They exist until their leases end.
 
-        Call this if it is unknown when Trino will have analysed the statement.
+        Call this if it is unknown when Trino will analyse the statement.
         """
         for plan in plans:
             self._plans.pop(plan, None)
@@ -156,12 +160,12 @@ class PlanWithdrawal:
             if leaving:
                 await self._lease(name, [plan_id for _, plan_id in leaving], 0)
         except ClientError as error:
-            _log.warning("plans were not withdrawn; their leases will end", error=error.message)
+            _log.warning("plans were not withdrawn; they exist until their leases end", error=error.message)
         finally:
             event.set()
             for plan, state in leaving.items():
                 self._withdrawn_s[plan] = time.monotonic()
-                if self._plans.get(plan) is state:  # Otherwise another statement has reserved the plan.
+                if self._plans.get(plan) is state:  # With another state, a statement has reserved the plan again.
                     del self._plans[plan]
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
 """Tracks rewritten statements in Trino's queue, and decides when the leases of their plans have to be renewed.
 
-Trino resolves a plan when the statement leaves the queue, possibly after the lease of the plan. While the
-statement is queued, its client polls `/v1/statement/queued/` through the proxy. These requests trigger the
-renewals, so the proxy needs no timer and no task. The number of tracked statements is bounded, and they are
-lost when the proxy stops; their plans then exist until their leases end. Only statements whose access rules
-are not checked (`access_rules.py`) have plans while they wait.
+Trino resolves a plan when the statement leaves the queue, possibly after the lease of the plan has ended. While the
+statement is queued, its client polls `/v1/statement/queued/` through the proxy. These requests trigger the renewals, so
+the proxy needs no timer and no task. The number of tracked statements is bounded. They are forgotten when the proxy
+stops, and their plans then exist until their leases end. A statement whose access rules are checked (`access_rules.py`)
+has no plans while it waits, so only other statements are tracked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Waits:
 class QueuedStatements:
     """The queued statements of one event loop.
 
-    The server renews a lease with less than half of `lease_s` left. A renewal every quarter of `lease_s`
-    ensures that each lease has at least a quarter of `lease_s` left.
+    The server renews a lease only if less than half of `lease_s` is left. With a renewal every quarter of `lease_s`,
+    each lease always has at least a quarter of `lease_s` left.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -44,14 +44,16 @@ class QueuedStatements:
         """Track a statement that reads `plans` and continues at `target`, if `target` is in the queue.
 
         Args:
-            made_s: The monotonic time at which the plans were requested.
+            target: The path of the statement's next URI.
+            plans: The plans that the statement reads.
+            made_s: The time at which the plans were requested, on a monotonic clock.
         """
         query = _find_query_id(target)
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
     def plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
-        """Return the plans to renew before a client's request for `target` is forwarded."""
+        """Return the plans to renew before the proxy forwards a client's request for `target`."""
         query = _find_query_id(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None
         if waits is None or time.monotonic() - waits.renewed_s < self._every_s:

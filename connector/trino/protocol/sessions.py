@@ -1,7 +1,7 @@
-"""Reads the session of a statement: catalog and schema, time zone, prepared statements, and the client's off
-switch.
+"""Reads the session of a statement from the headers of its request.
 
-Every request has the session in its headers, so the proxy does not store it.
+The session contains catalog and schema, time zone, prepared statements, and whether the client has switched plans off.
+Every request repeats the session in its headers, so the proxy does not store it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from seamark.connector.plans.zones import is_utc
 
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
-"""A tag in `X-Trino-Client-Tags` that switches plans off.
+"""A client tag in `X-Trino-Client-Tags` that switches plans off.
 
-It is for clients that can set tags but no headers: Trino's CLI and its JDBC driver.
+It is for clients that can set tags but no headers, such as Trino's CLI and its JDBC driver.
 """
 PARTITION_FILTER = "query_partition_filter_required"
 """The session property of Trino's Iceberg catalogs that requires a condition on a partition column."""
@@ -27,7 +27,7 @@ _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
 _WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
-"""The prefix of compressed prepared statements, which the proxy does not change."""
+"""The prefix of compressed prepared statements. The proxy does not change such statements."""
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
 _PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
 
@@ -41,11 +41,11 @@ class Session:
     in_transaction: bool = False
     off: bool = False
     user: str = ""
-    """The user with whose rights the statement runs, if the client declares it."""
+    """The user with whose rights the statement runs, or None if the client does not declare the user."""
     needs_partition_filter: bool = False
     """Whether Trino must refuse scans without a condition on a partition column.
 
-    Trino does not check this for versions of tables.
+    Trino does not check this for a version of a table, so such statements must stay unchanged.
     """
     prepared: Mapping[str, str] = field(default_factory=dict)
     sender_hash: int = field(default=0, compare=False)
@@ -79,7 +79,7 @@ def is_hinted_off(statement: str) -> bool:
 
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
-    """Set the text of the prepared statement `name`; other prepared statements stay."""
+    """Set the text of the prepared statement `name` in the headers. Other prepared statements stay."""
     other_statements = [
         f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name
     ]
@@ -87,7 +87,7 @@ def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
 
 
 def _parse_prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
-    """Parse `name=text,…`, in which names and texts are URL-encoded."""
+    """Parse a header `name=text,…`, in which names and texts are URL-encoded."""
     prepared = []
     for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
         name, equals, text = item.strip().partition("=")

@@ -1,17 +1,16 @@
-"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`) and that Trino does not
-support.
+"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`) and that Trino does not support.
 
-The proxy answers them in Trino's protocol. Trino decides whether the client may run them: before the job
-starts, the proxy runs statements with the client's identity that read and change nothing.
+The proxy answers these statements in Trino's protocol. Trino decides whether the client may run them. Before the job
+starts, the proxy runs statements with the client's identity that read and change nothing:
 
-- MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, which requires the same right.
-- DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, which has the same effect.
-- Both: `SELECT … WHERE FALSE AND (predicate)` with these columns, whose access rules are read. A row filter
-  or a column mask forbids the statement, because the job affects all rows.
+- For MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, which requires the same right.
+- For DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, which has the same effect.
+- For both: `SELECT … WHERE FALSE AND (predicate)` with the same columns. The proxy reads the access rules of this
+  query. If it has a row filter or a column mask, the statement is refused, because the job affects all rows.
 
-The job runs with the proxy's token in a separate process, which is killed if the client cancels the
-statement. Only the proxy that received a statement can answer for it. If the proxy stops, the statement is
-lost, but the table is not damaged.
+The job runs with the proxy's token in a separate process, which is killed if the client cancels the statement. Only the
+proxy that received a statement can answer requests for it. If the proxy stops, the statement is lost, but the table is
+not damaged.
 """
 
 from __future__ import annotations
@@ -55,13 +54,11 @@ PATH = f"{PROXY_PATH}/statements"
 WAITING_MAX = 10
 """The maximum number of waiting statements for each statement that may run."""
 _POLL_S = 1.0
-"""The time that an answer waits for the end of the job, like in Trino."""
+"""The maximum time for which a response waits for the end of the job, as in Trino."""
 _CHECK_S = 60.0
 _ANSWER_BYTES = 1 << 20
 _ENDED_MAX = 1000
-"""The maximum number of finished statements whose results are stored until their clients have fetched
-them.
-"""
+"""The maximum number of finished statements whose results are stored until the clients have fetched them."""
 _ENDED_S = 600.0
 _ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
 _NO_TABLE = re.compile(r"[$@~]")
@@ -84,8 +81,9 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Json = dict[str, Any]
 Send = Callable[[str, str, bytes | None], Awaitable[aiohttp.ClientResponse]]
-"""A function that sends a request to the coordinator with the client's identity: method, path or URI, and
-body.
+"""A function that sends a request to the coordinator with the client's identity.
+
+Its arguments are the method, the path or URI, and the body.
 """
 Judge = Callable[[PlanInputs, str], Awaitable[RuleDecision]]
 """A function that decides by the access rules in force for a query."""
@@ -94,7 +92,7 @@ Run = Callable[[StatementJob], Awaitable[StatementAnswer]]
 
 @dataclass(frozen=True)
 class Requested:
-    """A statement on a table of Seamark.
+    """A request to run a statement on a table of Seamark.
 
     Attributes:
         catalog, schema: The names in Trino.
@@ -111,10 +109,10 @@ class Requested:
 
 
 class NotAllowed(Exception):
-    """The statement is refused before its job starts.
+    """Raised if the statement is refused before its job starts.
 
     Attributes:
-        error: The error in Trino's form.
+        error: The error in the form of Trino's protocol.
     """
 
     def __init__(self, error: Json) -> None:
@@ -154,13 +152,13 @@ class TableStatements:
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be_table_statement(self, body: bytes) -> bool:
-        """Return whether the body may be such a statement; this check is cheap."""
+        """Return whether the body may be a table statement. The check is cheap and may return True for other bodies."""
         return self._jobs_max > 0 and _ALTERS.search(body) is not None
 
     def _find(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
     ) -> tuple[Requested, Session] | None:
-        """Return the statement and its session, or None if the body is to be sent to Trino.
+        """Return the statement and its session, or None if the body has to be sent to Trino.
 
         Raises:
             BadRequest: The statement has a mistake.
@@ -192,11 +190,15 @@ class TableStatements:
         *,
         trust_time_zone: bool,
     ) -> Json | None:
-        """Start a statement and return the first answer, or None if the body is to be sent to Trino.
+        """Start a statement and return the first response, or None if the body has to be sent to Trino.
 
         Args:
-            base: The URL by which the client reaches the proxy.
-            judge: None if Trino has no access rules.
+            body: The text of the statement.
+            headers: The headers of the client's request.
+            send: Sends a request to the coordinator with the client's identity.
+            judge: Decides by the access rules about a query. None if Trino has no access rules.
+            base: The URL at which the client reaches the proxy.
+            trust_time_zone: Whether the client's time zone is the session's time zone.
         """
         try:
             table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
@@ -214,7 +216,7 @@ class TableStatements:
             self._check_room()
             async with asyncio.timeout(_CHECK_S):
                 await _check_rights(wanted, send, judge)
-            self._check_room()  # Other statements may have arrived in the meantime.
+            self._check_room()  # Other statements may have arrived while this one waited.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -226,9 +228,9 @@ class TableStatements:
         return self._answer(number, base)
 
     async def answer(self, method: str, number: str, base: str) -> web.Response:
-        """Answer a request for a statement.
+        """Answer a client's request for a statement.
 
-        A GET receives the next answer, after a second or at the end of the job. A DELETE kills the job.
+        A GET returns the next response after a second, or at the end of the job. A DELETE kills the job.
         """
         statement = self._statements.get(number)
         if method not in ("GET", "DELETE"):
@@ -240,7 +242,7 @@ class TableStatements:
             statement.task.cancel()
             return web.Response(status=204)
         await asyncio.wait((statement.task,), timeout=_POLL_S)
-        if number not in self._statements:  # The statement was cancelled in the meantime.
+        if number not in self._statements:  # The statement was cancelled while its job ran.
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         return json_response(self._answer(number, base))
 
@@ -305,10 +307,10 @@ class TableStatements:
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-    """Run a statement in another process; if the task is cancelled, the process is killed.
+    """Run a statement in another process. If the task is cancelled, the process is killed.
 
     Args:
-        authorities: A PEM file for the server's certificate.
+        authorities: A PEM file with the certificate authorities for the server's certificate.
     """
     more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
     process = await asyncio.create_subprocess_exec(
@@ -332,7 +334,7 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 
 
 async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
-    """Check that Trino accepts the client's statements and has no rules for the client that forbid the job.
+    """Check that Trino accepts the client's statements, and that none of its access rules forbids the job.
 
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
@@ -364,7 +366,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
     """Run a statement in Trino to its end, and return the id of the query.
 
     Raises:
-        NotAllowed: The statement fails; the error is Trino's.
+        NotAllowed: The statement fails. The error is Trino's error.
     """
     response = await send("POST", "/v1/statement", statement.encode())
     while True:
@@ -376,7 +378,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
         try:
             answer = from_json(body, dict[str, Any])
         except msgspec.MsgspecError:
-            raise aiohttp.ClientPayloadError("the answer is not JSON") from None
+            raise aiohttp.ClientPayloadError("the response is not JSON") from None
         if isinstance(answer.get("error"), Mapping):
             raise NotAllowed(dict(answer["error"]))
         if not isinstance(answer.get("nextUri"), str):
@@ -385,7 +387,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
 
 
 def to_failed_answer(error: Json, base: str) -> Json:
-    """Return the only answer to a statement that was refused."""
+    """Return the only response to a statement that was refused."""
     number = secrets.token_hex(16)
     return {
         "id": number,
@@ -401,7 +403,7 @@ def json_response(answer: Json) -> web.Response:
 
 
 def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
-    """Return the URL by which the client reaches the proxy.
+    """Return the URL at which the client reaches the proxy.
 
     Args:
         headers: The headers that the coordinator receives.
@@ -437,7 +439,7 @@ def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
 
 
 def _stats(state: str, began_s: float) -> Json:
-    """Return the statistics with all fields, because some clients require all of them."""
+    """Return the statistics of a response, with all fields, because some clients require all of them."""
     elapsed_ms = int(1000 * (time.monotonic() - began_s))
     zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)
     return {"state": state, "queued": False, "scheduled": True, **zero, "elapsedTimeMillis": elapsed_ms}

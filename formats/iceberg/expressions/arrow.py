@@ -1,6 +1,6 @@
 """Iceberg types and values in Arrow.
 
-A conversion is exact or raises ValueError; nothing is rounded. This module is pure.
+A conversion is exact or raises ValueError; nothing is rounded. The functions have no side effects.
 """
 
 from __future__ import annotations

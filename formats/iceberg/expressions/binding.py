@@ -1,22 +1,22 @@
 """Binding: names become column ids, literals become values, and negation moves into the predicates.
 
 A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its
-opposite, as Java's `rewriteNot` does: `not(x < 5)` is `x >= 5`, and null matches neither, while `not-eq`
+opposite, as Java's `rewriteNot` does: `not(x < 5)` is `x >= 5`. Null matches neither of the two. `not-eq`
 and `not-in` match null and NaN. Literals that no value of the column can equal are folded exactly. Java
-turns a comparison with a literal outside an int's range into `true`, which keeps nulls; here it becomes
+turns a comparison with a literal outside an int's range into `true`, which keeps nulls. This module turns it into
 `not-null`.
 
 Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read
 the residual. The largest finite value replaces infinity. NaN is treated as greater than this value, as in
-Spark, where that keeps more rows.
+Spark. This keeps more rows.
 
-A null literal represents an unknown value: PyIceberg writes null for both infinities. Its predicate,
-negated or not, becomes a condition that all rows satisfy. The condition is not `true`: if the residual of
+A null literal represents an unknown value: PyIceberg writes null for both infinities. The predicate with such a
+literal, negated or not, becomes a condition that all rows satisfy. The condition is not `true`: if the residual of
 a file is `true`, PyIceberg counts the file's rows from metadata.
 
-A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the
-table's other schemas, the newest first. Columns inside lists and maps have many values per row, which
-statistics do not decide. They are bound with the kind `list` or `map`; other nested columns are bound
+A filter uses current names for every snapshot. If the given schema lacks a name, the name is looked up in the
+table's other schemas, the newest first. Columns inside lists and maps have many values per row, about which
+statistics decide nothing. They are bound with the kind `list` or `map`. Other nested columns are bound
 with the kind of their type.
 
 A JSON literal of a filter, in any client's format, becomes a value of the column's type.
@@ -101,14 +101,14 @@ _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.i
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A literal that is greater than all (finite) values of the type; `infinite` if it is the type's infinity."""
+    """A literal that is greater than all finite values of the type. `infinite` is true if it is the type's infinity."""
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A literal that is less than all (finite) values of the type; `infinite` if it is negative infinity."""
+    """A literal that is less than all finite values of the type. `infinite` is true if it is negative infinity."""
 
     infinite: bool = False
 
@@ -438,7 +438,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
     """Return the term of a column and a transform.
 
     Args:
-        trusted: Whether the data that is read satisfies the schema's required fields.
+        trusted: Whether the data satisfy the schema's required fields.
     """
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
@@ -470,7 +470,7 @@ def _types(name: str, transform: str) -> tuple[str, str, bool]:
     try:
         kind = canonical_primitive(name)
     except BadRequest:
-        # This is a type of a later format version, whose values are unknown.
+        # The type is from a later format version, and its values are unknown.
         kind = name
     if not is_primitive(kind):
         return kind, kind, False
@@ -554,7 +554,7 @@ def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
 
 
 def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
-    """Return a comparison with an infinity, or with a value between it and the largest finite value."""
+    """Return a comparison with an infinity, or with a value between an infinity and the largest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)

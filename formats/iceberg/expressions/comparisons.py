@@ -230,7 +230,7 @@ class Comparisons:
                 return column.name, type_name(column.type)
             try:
                 return column.name, canonical_primitive(column.type)
-            except BadRequest:  # This is a type of a later format version.
+            except BadRequest:  # The type is from a later format version.
                 return column.name, column.type
         near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         hint = f"; did you mean {' or '.join(near)}?" if near else ""

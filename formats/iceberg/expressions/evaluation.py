@@ -1,13 +1,13 @@
 """Evaluation of bound predicates on single values, such as partition values.
 
-Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match null, comparisons do not.
+Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match null, and comparisons do not.
 (Java's evaluator sorts null first, so that `lt` matches null, unlike its metrics evaluators and every
 engine.)
 
 Clients differ about some values. NaN is greater than all numbers and equal to itself in Java and Spark,
 and unordered in PyIceberg. -0.0 is less than 0.0 in Java, and equal to 0.0 elsewhere. Java orders UUIDs
 by two signed halves. If clients differ, the result is None: the file is kept, and the predicate stays in
-the residual. When a zero is compared with a zero of the other sign, this keeps files that Java would
+the residual. So if a zero is compared with a zero of the other sign, files are kept that Java would
 skip, as Spark and PyIceberg require.
 """
 

@@ -60,7 +60,7 @@ class Op(StrEnum):
 
 
 class Always(msgspec.Struct, frozen=True, gc=False):
-    """The constant `true` or `false`."""
+    """The constant expression `true` or `false`."""
 
     value: bool
 
@@ -101,9 +101,9 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
         kind: The column's type. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown
             kind. A column of any type inside a list or map has the kind `list` or `map`. Statistics decide
             nothing about these columns.
-        result: The term's type; for the identity transform the same as `kind`.
+        result: The term's type. For the identity transform, it is the same as `kind`.
         values: Values of type `result`, never NaN or an infinity. The operators for null and NaN have no
-            value, and comparisons and prefixes have one; IN and NOT_IN have two or more values, distinct and
+            value, and comparisons and prefixes have one value. IN and NOT_IN have two or more values, distinct and
             sorted.
         name: The column's full name in the schema that was used for binding.
     """

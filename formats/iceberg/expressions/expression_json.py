@@ -49,7 +49,7 @@ _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
 _Path: TypeAlias = tuple[Any, str]
-"""A position in the tree: (path of the parent, or None, step). It is formatted only for errors."""
+"""A position in the tree: (path of the parent, or None; step). It becomes a text only in errors."""
 
 
 def parse_expression(
@@ -64,9 +64,12 @@ def parse_expression(
     """Return the unbound expression, with constants in junctions folded.
 
     Args:
+        json: The decoded JSON.
+        depth_max: The maximum number of nesting levels.
+        nodes_max: The maximum number of predicates, junctions and values.
         typed: Whether literals with a `data-type` become a `TypedLiteral` (`comparisons.resolve_literals`).
             Otherwise the type of the column is used.
-        unknown: Whether null is accepted as a literal of unknown value; PyIceberg writes null for both
+        unknown: Whether null is accepted as a literal of unknown value, because PyIceberg writes null for both
             infinities. Only for filters that may match more rows.
         functions: Whether terms may be functions of columns (`types/functions.py`), in the form of
             transforms. Only for filters that select files.
@@ -111,7 +114,8 @@ class _Parser:
 
     def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
-        # Nodes are parsed from left to right: the stack contains the nodes to parse, the next on top.
+        # Nodes are parsed from left to right. The stack contains the nodes that are still to parse, the next one on
+        # top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:
             node, at = todo.pop()

@@ -7,7 +7,7 @@ projection is implemented. The result is at least as narrow as Java's (`Projecti
 `Transform.project`), except where Java loses rows:
 
 - Java up to 0.10 rounded times before 1970 towards zero, so that the result is too high by one. Java's
-  readers compensate in predicates on the source; this module also compensates in predicates on the
+  readers compensate for this in predicates on the source. This module also compensates in predicates on the
   transform.
 - A result that overflows its type is looked up at the value to which it wraps (`ranges.py`).
 - Java treats a predicate on a transform as a predicate on the value if the field is partitioned by
@@ -78,7 +78,7 @@ _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
-    """A bound expression projected onto the partitions of one spec, with its parts; computed once per plan.
+    """A bound expression projected onto the partitions of one spec. The projection is computed once per plan.
 
     Attributes:
         possible: The inclusive projection.
@@ -136,7 +136,7 @@ def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
 
 
 def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """Return the partition fields that may decide a predicate: field id → the type that the values must have."""
+    """Return the partition fields that may decide a predicate: the type that the values must have, by field id."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
@@ -224,7 +224,7 @@ def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
         return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
         return projected
-    # Negation turns "no value" into "all values and null", but the predicate does not match null.
+    # Negation would turn "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
     return all_of(_predicate_on_field(predicate, field, Op.NOT_NULL), projected)
@@ -395,9 +395,12 @@ def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[
 
 
 def _find_previous_value(value: Value) -> Value | None:
-    """Return the value without its trailing zero, the value just before it, or None if it has no trailing zero.
+    """Return the greatest value below the value: the value without its trailing zero.
 
     It makes bounds of strings and bytes readable.
+
+    Returns:
+        None if the value has no trailing zero.
     """
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]

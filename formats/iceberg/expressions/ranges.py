@@ -106,7 +106,10 @@ class StoredAsInt(NamedTuple):
     exact: int
     wrapped: int
     end: int
-    """Lower ints may have been stored with a result that differs from the result of the same long."""
+    """The lowest int whose result is the same as the result of the equal long.
+
+    Lower ints may have other results.
+    """
 
 
 def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
@@ -150,7 +153,7 @@ def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
         low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:
-            continue  # No string is greater.
+            continue  # No string is greater than the prefix.
         if low is None or high is None or low < high:
             yield Range(low, high)
 
@@ -168,7 +171,7 @@ def complement_ranges(ranges: list[Range]) -> list[Range]:
 
 
 def _limits(kind: str) -> Range:
-    """Return all values of an integer type.
+    """Return the range of all values of an integer type.
 
     For a decimal, the range has room for the widest truncation of the minimum.
     """
@@ -215,7 +218,7 @@ def end_of_prefix(prefix: Prefix) -> Prefix | None:
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
-    # Surrogates are not characters.
+    # A code point between these limits is a surrogate, which is not a character.
     return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
 
 

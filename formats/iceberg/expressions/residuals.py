@@ -1,9 +1,10 @@
-"""Residuals: the part of a filter that remains to be evaluated on the rows of a file, given its partition
-values.
+"""Residuals: the part of a filter that must still be evaluated on the rows of a file.
+
+The residual depends on the partition values of the file.
 
 A predicate that all rows of the partition match becomes TRUE. A predicate that no row can match becomes
-FALSE. All others stay (Java: `ResidualEvaluator`). Residual and filter give the same result for every row
-of the partition.
+FALSE. All other predicates stay (Java: `ResidualEvaluator`). The residual and the filter give the same result for every
+row of the partition.
 
 Clients interpret the same expression in different ways, so the module also creates the forms that clients
 need. Spark and DuckDB order NaN above all numbers. Iceberg's metrics evaluators, PyIceberg and Trino do
@@ -229,7 +230,7 @@ def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
 
 
 class Residuals:
-    """The residuals of a bound expression for the partitions of one spec. The object is pure and can be shared."""
+    """The residuals of a bound expression for the partitions of one spec. Several threads may share an instance."""
 
     def __init__(
         self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None

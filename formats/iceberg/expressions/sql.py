@@ -1,11 +1,11 @@
 """Conversion of an SQL predicate to an Iceberg expression that is true for at least the same rows.
 
 SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a =
-1)` is true if `a` is not null and not 1; Iceberg's `not-eq` matches null. Negation is therefore pushed
+1)` is true if `a` is not null and not 1. Iceberg's `not-eq` matches null. Negation is therefore pushed
 down to the comparisons, and a comparison that must be *false* becomes its opposite and `not-null`.
 
-If an expression cannot represent a part (comparisons between columns, functions, subqueries, other LIKE
-patterns), the part becomes `true`, negated or not, and the result lists it as unused. The same applies to
+If an Iceberg expression cannot represent a part of the predicate (comparisons between columns, functions, subqueries,
+other LIKE patterns), the part becomes `true`, negated or not, and the result lists it as unused. The same applies to
 comparisons whose outcome depends on the engine, such as a number with a string.
 
 The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and
@@ -90,10 +90,10 @@ class SqlFilter:
     """The converted predicate.
 
     Attributes:
-        expression: Unbound, and true for every row for which the SQL is true.
-        unused: The parts that are left out.
+        expression: The unbound expression. It is true for every row for which the SQL is true.
+        unused: The parts of the predicate that are left out.
         reasons: The reason why each part of `unused` is left out, in the same order.
-        exact: No other row satisfies the expression, except rows with NaN in a compared column, about which
+        exact: Whether no other row satisfies the expression, except rows with NaN in a compared column, about which
             engines differ.
     """
 
@@ -432,7 +432,7 @@ class _Reader(Comparisons):
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
             return self._apply_transform("day", node.this)
         if isinstance(node, exp.Lower | exp.Upper):
-            if qualified:  # This is a function of a schema, not the built-in function.
+            if qualified:  # The call is a function of a schema, not the built-in function.
                 return None
             return self._function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):

@@ -22,13 +22,14 @@ _TYPED = {
     _Type.UUID: "uuid",
 }
 _WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
-"""The types that other operands of a predicate may be converted to."""
+"""The types to which other operands of a predicate may be converted."""
 
 
 def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
     """Return the literal of a node.
 
-    Return None if the node is not a literal, or if it is a cast of a literal whose result is unclear.
+    Returns:
+        None if the node is not a literal, or if it is a cast of a literal and the result of the cast is unclear.
     """
     match node:
         case exp.Paren():
@@ -59,7 +60,7 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
 def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
     if literal is None:
         return None
-    if literal.kind == "null":  # NULL of a type that other operands may be converted to changes how they are compared.
+    if literal.kind == "null":  # The type of a NULL may change how other operands are compared.
         return None if to.this in _WIDER else literal
     kind, text, target = literal.kind, literal.text, to.this
     if target in _TYPED:

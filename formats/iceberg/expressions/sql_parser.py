@@ -23,7 +23,7 @@ STEPS_PER_INDEXED_NODE = 10
 brackets.
 """
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
-"""The exceptions of sqlglot's own faults, for texts that it does not expect."""
+"""The exceptions that sqlglot raises because of its own faults, for texts that it does not expect."""
 
 
 class TooManyReadings(SqlglotError):
@@ -68,7 +68,7 @@ def parse_statements(
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """Return the tree of `text`; its type is `into`. The errors are those of `parse_statements`."""
+    """Return the tree of `text`, which has the type `into`. The errors are those of `parse_statements`."""
     statements = parse_statements(dialect, text, into=into)
     if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")

@@ -126,7 +126,10 @@ def convert_literal(
     The transform `day` accepts days since 1970 and dates.
 
     Args:
-        origin: Is subtracted from a number.
+        literal: The literal.
+        kind: The type of the term.
+        transform: The transform of the term.
+        origin: The number that is subtracted from a number.
 
     Raises:
         Inconvertible: Engines convert the literal or the column in different ways.
@@ -167,11 +170,11 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     value = float(literal.text)
     try:
         rounded = round_to(kind, value)
-    except ValueError:  # The value is beyond the range of floats.
+    except ValueError:  # The value is outside the range of floats.
         return literal.text, False
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
-        # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
+        # Trino divides the digits by a power of ten in the column's type. For longer numbers, this rounds twice.
         digits, scale = _EXACT_DIVISION_DIGITS_MAX[base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise AmbiguousRounding(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))

@@ -58,7 +58,7 @@ class Budget:
 
 
 class BudgetShare(Budget):
-    """The charges of one task; leaving the context returns them to the whole budget."""
+    """The charges of one task. When the context ends, they are returned to the whole budget."""
 
     def __init__(self, whole: Budget) -> None:
         self._whole = whole
@@ -89,7 +89,7 @@ def create_decoding_budget(limit_bytes: int) -> Budget:
 
 
 def compute_expanded_bytes(array: pa.Array) -> int:
-    """Return the memory of an array's values if each row had its own copy, without expanding the array.
+    """Return the memory that an array's values would use if each row had its own copy. The array is not expanded.
 
     Use it for arrays whose rows share values (dictionaries, runs, views).
     """
@@ -119,7 +119,7 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
         ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
         return np.repeat(_measure_values(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # A view is four numbers; the first is the length.
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # A view has four numbers; the first is the length.
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
         return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
@@ -127,7 +127,7 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     try:
         width = kind.bit_width // 8 + 1
-    except ValueError:  # This is a nested type, which is not indexed.
+    except ValueError:  # The type is nested, and such columns are not indexed.
         width = int(values.nbytes)
     return np.full(len(values), width, dtype=np.int64)
 

@@ -1,6 +1,6 @@
 """Codec of Parquet footers that keeps unknown fields (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
 
-Column chunks stay encoded: a table of numbers contains the position of each of their offsets, and
+Column chunks stay encoded. A table of numbers contains the position of each of their offsets, and
 `patch_chunks` writes other offsets. All other fields are read without a schema (`thrift.py`). Therefore a
 footer of thousands of chunks takes milliseconds, and fields of later Parquet versions are kept.
 
@@ -26,11 +26,12 @@ ENCRYPTED_MAGIC = b"PARE"
 END_BYTES = 8
 """The size of the footer's length and the magic number."""
 COLUMN = {name: 2 + 3 * number for number, name in enumerate(_footer.NAMES)}
-"""Field name → the column of the field's value in a table of chunks. The next two columns are the begin (-1:
-absent) and the end of the value in the footer.
+"""For each field name, the column of the field's value in a table of chunks.
+
+The next two columns are the begin (-1: absent) and the end of the value in the footer.
 """
 PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATCHED_FIELDS])}
-"""Name of a field that can be changed → the field's column in the values of `patch_chunks`."""
+"""For each field that can be changed, the field's column in the values of `patch_chunks`, by name."""
 # Field ids of FileMetaData.
 _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
 _KNOWN = frozenset(range(1, 8))
@@ -96,7 +97,7 @@ class ParquetFooter:
     """A decoded footer.
 
     Attributes:
-        data: The encoded footer; the positions in the tables of chunks refer to it.
+        data: The encoded footer. The positions in the tables of chunks are positions in these bytes.
     """
 
     data: bytes
@@ -110,7 +111,7 @@ class ParquetFooter:
     key_values: Sequence[tuple[bytes, bytes | None]]
     created_by: bytes | None
     later_fields: Mapping[int, tuple[int, bytes]]
-    """Encoded fields of later versions: id → (type, bytes)."""
+    """The encoded fields of later versions: (type, bytes) by id."""
 
     def metadata_of(self, group: RowGroup, number: int) -> Fields:
         """Return the ColumnMetaData of a column chunk.
@@ -253,10 +254,11 @@ def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Seq
     """Return encoded column chunks with other offsets.
 
     Args:
+        footer: The footer.
         chunks: Rows of the footer's tables of chunks.
         values: The new values, int64[n, PATCHED_FIELDS], in columns by `PATCH`. A chunk does not get fields
             that it does not have.
-        paths: The encoded path of each chunk, or None to keep its path.
+        paths: The encoded path of each chunk, or None to keep the path of the chunk.
     """
     return _footer.patch_chunks(
         footer.data, np.ascontiguousarray(chunks), np.ascontiguousarray(values, dtype=np.int64), paths
@@ -333,7 +335,7 @@ def encode_footer(
 
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """Return an encoded structure of encoded values: id → (type, value)."""
+    """Return an encoded structure. Its fields are encoded values: (type, value) by id."""
     out, last = bytearray(), 0
     for number, (kind, encoded) in sorted(fields.items()):
         if 0 < number - last <= _SHORT:

@@ -1,5 +1,5 @@
-"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). This module is
-pure.
+"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). The functions have no side
+effects.
 
 A column is identified by its field id, under any name. If a file has no ids, the table's name mapping
 assigns them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the
@@ -42,7 +42,7 @@ class EncryptedFile(Unreadable):
 
 
 class AmbiguousColumn(ValueError):
-    """A column is ambiguous; the message refers to the file as "it"."""
+    """A column is ambiguous. In the message, "it" means the file."""
 
 
 def id_of(field: pa.Field) -> int | None:
@@ -56,7 +56,7 @@ def id_of(field: pa.Field) -> int | None:
 
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
-    """Return whether any column has a field id, at any depth."""
+    """Return whether any column has a field id, at any level of nesting."""
     return any(id_of(field) is not None or has_ids(_children(field.type)) for field in fields)
 
 

@@ -34,16 +34,18 @@ Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
 FOOTER_FREE_BYTES = 32 << 10
-"""A footer of at most this size is not weighed: decoded it takes at most 40 MiB (1,200 bytes for each byte,
-in a list of column chunks).
+"""The maximum size of a footer that is not weighed.
+
+When it is decoded, it takes at most 40 MiB (1,200 bytes for each byte, in a list of column chunks).
 """
 _FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160 + 800, (0, 5): 192, (1, 1): 768 + 8 * _footer.WIDTH}
-"""Bytes of memory per item, measured with pyarrow 25: schema elements, row groups, and key-value pairs of
-FileMetaData; column chunks of RowGroup. Row groups and chunks also include the memory that `footer.py`
-uses.
+"""The bytes of memory per item, measured with pyarrow 25.
+
+The items are schema elements, row groups, and key-value pairs of FileMetaData, and column chunks of RowGroup. The
+weights of row groups and chunks also include the memory that `footer.py` uses.
 """
 _ITEM_BYTES = 72
-"""Bytes of memory per item of all other lists: paths, encodings, their statistics, column orders."""
+"""The bytes of memory per item of all other lists: paths, encodings, statistics of encodings, column orders."""
 _FIELD_BYTES = 32
 """The charge of a field, because weighing many fields takes time."""
 PAGE_HEADER_MAX_BYTES = 256 << 10
@@ -52,8 +54,9 @@ PAGES_MAX = 100_000
 """The maximum number of pages of a column chunk."""
 BATCH_ROWS_MAX = 65_536
 _BATCH_MEMORY_FACTOR = 8
-"""The memory of a batch, in multiples of its size: it exists twice while it is decoded, in buffers that
-double in size.
+"""The memory of a batch, in multiples of its size.
+
+While a batch is decoded, it exists twice, in buffers that double in size.
 """
 TAIL_BYTES = 64 << 10
 """The number of bytes at the file's end that pyarrow reads first."""
@@ -119,7 +122,7 @@ class BoundedParquet:
         return self._file.schema_arrow
 
     def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Return whole columns by id, strings as unified dictionaries.
+        """Return whole columns by id. Strings are unified dictionaries.
 
         The memory of the columns stays charged to the budget.
         """
@@ -133,7 +136,7 @@ class BoundedParquet:
         }
 
     def read_plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Return whole columns by id, without dictionaries.
+        """Return whole columns by id. Strings are not dictionaries.
 
         The memory of the columns stays charged to the budget.
         """
@@ -281,7 +284,7 @@ class BoundedParquet:
 def page_sizes(data: bytes, values: int) -> _Pages:
     """Return the page sizes of a column chunk, according to its page headers.
 
-    Only the pages that pyarrow reads are counted: those up to the number of `values`.
+    Only the pages that pyarrow reads are counted: the pages up to the number of `values`.
 
     Raises:
         ValueError, KeyError, TypeError: A header is invalid.
@@ -313,7 +316,7 @@ def page_sizes(data: bytes, values: int) -> _Pages:
 def read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """Return the footer of a file without encryption, or None if the file is not Parquet.
 
-    pyarrow refuses a file that is not Parquet.
+    The caller lets pyarrow refuse a file that is not Parquet.
 
     Raises:
         Unreadable: The file is encrypted.
@@ -357,7 +360,7 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 def check_unsigned(footer: bytes, path: str) -> None:
     """Check that the file of a footer has no encrypted columns.
 
-    Without the keys of such a column, pyarrow ends the process when the column's metadata are requested.
+    If the keys of such a column are missing, pyarrow ends the process when the column's metadata are requested.
 
     Raises:
         Unreadable: The file has encrypted columns.

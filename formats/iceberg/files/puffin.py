@@ -1,5 +1,6 @@
-"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1). This
-module is pure.
+"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1).
+
+The functions have no side effects.
 
     PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4
     bytes), PFA1
@@ -7,7 +8,7 @@ module is pure.
 The writer yields parts, so that a large blob is neither copied nor kept in memory. A reader first reads
 the end of the file: `footer_size_bytes` returns the footer's size, and `read_footer` its content. Then
 the reader reads blobs by range. Input is untrusted: offsets are checked against the file size, and
-inflated sizes against a limit. A violation is Corrupt with the file's location.
+inflated sizes against a limit. If a check fails, the error is Corrupt with the file's location.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
-"""Contiguous bytes to write; the itemsize is 1."""
+"""Contiguous bytes to write. The itemsize is 1."""
 
 MAGIC = b"PFA1"
 TAIL_BYTES = 12
@@ -67,7 +68,7 @@ class Blob:
     """A blob to write.
 
     Attributes:
-        parts: The parts whose concatenation is the blob; writing consumes them.
+        parts: The parts whose concatenation is the blob. Writing consumes them.
         codec: None or "zstd".
     """
 

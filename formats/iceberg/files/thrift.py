@@ -1,12 +1,12 @@
 """Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without
 a schema.
 
-Parquet's footers, page headers and page indexes are such structures. A structure is a dict of field id →
-(type, value), in the order of the file; a list is (type, values). Therefore one field of a footer can be
-changed and all others kept, including fields of later Parquet versions. Libraries require a schema, and
-drop unknown fields.
+Parquet's footers, page headers and page indexes are such structures. A structure is a dict of (type, value) by
+field id, in the order of the file. A list is (type, values). Therefore one field of a footer can be changed and all
+other fields are kept, including fields of later Parquet versions. Libraries require a schema, and drop unknown
+fields.
 
-ValueError is raised for invalid bytes, and for a structure that repeats a field: readers differ in which
+ValueError is raised for invalid bytes, and for a structure that repeats a field, because readers differ in which
 of the two fields they use.
 """
 
@@ -97,7 +97,7 @@ def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number, at = _read_integer(data, at, depth)
         if (
             number in fields or not -0x8000 <= number <= 0x7FFF
-        ):  # Other readers take such an id for a number of 16 bits.
+        ):  # Other readers interpret such an id as a number of 16 bits.
             raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
@@ -125,7 +125,7 @@ class TooHeavy(ValueError):
 
 
 Weights: TypeAlias = Mapping[tuple[int, int], int]
-"""Bytes per item of a list, by (depth, field id). The outermost structure has depth 0."""
+"""The bytes per item of a list, by (depth, field id) of the list. The outermost structure has depth 0."""
 
 
 def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int) -> int:

@@ -27,21 +27,22 @@ _SYNC_BYTES = 16
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
 
 _Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
-"""(compressed block, limit in bytes) → the inflated block. Raises OverflowError if the block exceeds the
-limit.
+"""A function (compressed block, limit in bytes) → inflated block.
+
+It raises OverflowError if the block exceeds the limit.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
     metadata: dict[str, str]
-    """Header entries that are UTF-8 text; `avro.schema` is always one of them."""
+    """The header entries that are UTF-8 text. `avro.schema` is always one of them."""
     heap: NDArray[np.uint8]
     """All inflated blocks, concatenated."""
     edges: NDArray[np.int64]
-    """Block i is heap[edges[i]:edges[i + 1]]; shape (blocks + 1,)."""
+    """The edges of the blocks, shape (blocks + 1,): block i is heap[edges[i]:edges[i + 1]]."""
     counts: NDArray[np.int64]
-    """The row count that each block states. It is not negative, but otherwise not checked."""
+    """The row count that each block states. It is not negative, but it is not checked otherwise."""
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
@@ -209,7 +210,7 @@ def _inflate_snappy(block: memoryview, limit: int) -> bytes:
 
 
 _SNAPPY_RATIO_MAX = 22
-"""The largest copy has 64 bytes, and takes three bytes in the compressed block."""
+"""The maximum ratio: the largest copy has 64 bytes, and takes three bytes in the compressed block."""
 
 _CODECS: dict[str, _Inflate] = {
     "null": _check_block_size,

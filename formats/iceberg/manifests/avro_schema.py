@@ -91,10 +91,10 @@ class PartitionRecord:
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordReader:
     fields: Mapping[int, tuple[str, Wanted]]
-    """Field id → (the standard name, the reader of the field)."""
+    """For each field id, (the standard name, the reader of the field)."""
     required: tuple[int, ...] = ()
     status: str | None = None
-    """The name of the status field; rows with status DELETED are dropped."""
+    """The name of the status field. Rows with status DELETED are dropped."""
 
 
 Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
@@ -115,7 +115,7 @@ class PartitionFieldColumn:
 class Compiled:
     program: Program
     columns: dict[str, int]
-    """Name → column, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
+    """The columns by name, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
     groups: dict[str, int]
     partition: tuple[PartitionFieldColumn, ...]
 
@@ -155,7 +155,7 @@ class _SchemaPosition:
     field: str
     depth: int
     enclosing_types: tuple[str, ...] = ()
-    """The named types around the position: a type that contains itself is rejected."""
+    """The named types around the position. They are used to reject a type that contains itself."""
 
     def descend(self, field: str | None = None) -> _SchemaPosition:
         return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.enclosing_types)
@@ -166,7 +166,7 @@ class _Compiler:
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     minimum_sizes: list[int] = field(default_factory=list)
-    """The minimum size of the value of each node; 0 only for values that never take bytes."""
+    """The minimum size of the value of each node. It is 0 only for values that never take bytes."""
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
@@ -195,7 +195,7 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
-        """Return the column with a name, and create it on first use: branches of one union share it."""
+        """Return the column with a name, and create it on first use. The branches of a union share a column."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)

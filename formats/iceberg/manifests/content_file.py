@@ -67,10 +67,10 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     content: int
-    """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
+    """The content type: 0 for data, 1 for position deletes or a deletion vector, 2 for equality deletes."""
     file_path: str
     file_format: str
-    """The format in upper case: PARQUET, AVRO, ORC, PUFFIN."""
+    """The format in upper case: PARQUET, AVRO, ORC or PUFFIN."""
     spec_id: int
     partition: tuple[Value | None, ...]
     """The partition values in the form of `expression.py`, in the order of the spec's fields, with the types of
@@ -129,7 +129,7 @@ def decimal_bytes(kind: str) -> int:
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
     """Return the primitive (or variant) type of a column, or None if no schema of the table has the column.
 
-    The type is that in the current schema, or in the last schema with the column.
+    It is the type in the current schema, or otherwise in the last schema that has the column.
     """
     type_ = find_declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
@@ -145,7 +145,7 @@ def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
 
 
 class DeclaredTypes:
-    """The types of a table's columns by id, with the results of `find_declared_type` stored for many columns.
+    """The types of a table's columns by id. The results of `find_declared_type` are stored, for many columns.
 
     A manifest may state bounds of a million columns that no schema has; each of them is only one lookup here.
     """
@@ -179,7 +179,7 @@ class _Bounds(msgspec.Struct, frozen=True):
 
 
 class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object; unknown fields are ignored."""
+    """The JSON object of a content file. Unknown fields are ignored."""
 
     content: str
     file_path: Annotated[str, msgspec.Meta(min_length=1)]

@@ -44,7 +44,7 @@ _INVALID = re.compile(r"[^A-Za-z0-9_]")
 def avro_name(name: str) -> str:
     """Return the name in Avro's alphabet, converted as in Java's library: `1 a` becomes `_1_x20a`.
 
-    Java keeps letters of all scripts, which other libraries reject. This function converts them too.
+    Java keeps letters of all scripts, which other libraries reject. This function also converts these letters.
     """
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
@@ -53,8 +53,9 @@ def avro_name(name: str) -> str:
 
 
 Write = Callable[[Any], bytes]
-"""Encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Raises ValueError
-if the value has no encoding.
+"""A function that encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding").
+
+It raises ValueError if the value has no encoding.
 """
 
 
@@ -70,7 +71,10 @@ class AvroField(NamedTuple):
     """The first format version that has the field."""
     until: int = 3
     get: Callable[[Any], Any] | None = None
-    """Reads the field's value from a row. By default it reads the attribute with the field's name."""
+    """The function that reads the field's value from a row.
+
+    By default it reads the attribute with the field's name.
+    """
 
     @property
     def schema(self) -> Json:
@@ -136,7 +140,8 @@ def _encode_numbers(values: Sequence[int]) -> bytes:
     return b"".join((encode_varint(len(values)), *map(encode_varint, values), b"\x00")) if values else b"\x00"
 
 
-# These two functions do most of the work: calls for the precomputed values would double the time.
+# These two functions do most of the work. Calling `encode_varint` for the precomputed values would double
+# the time.
 def _encode_counts(by_column: Mapping[int, int]) -> bytes:
     if not by_column:
         return b"\x00"

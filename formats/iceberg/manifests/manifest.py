@@ -43,7 +43,7 @@ _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 _INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
 """Any file may inflate to this size, and beyond it to this multiple of its size: entries compress two to ten times."""
 INFLATED_LIMIT_BYTES = 1 << 29
-"""The maximum inflated size: 512 MiB are some hundreds of thousands of entries. Writers start a new manifest
+"""The maximum inflated size. 512 MiB are some hundred thousand entries, and writers start a new manifest
 at 8 MB.
 """
 
@@ -77,7 +77,7 @@ class PartitionFieldValues:
     """Values of the types boolean (0, 1), int, long, null."""
     doubles: NDArray[np.float64] | None = None
     valid: NDArray[np.uint8] | None = None
-    """0 if the long or double is null. Every long is a valid value here, including MISSING."""
+    """0 if the long or double is null. A field may contain any long, so MISSING cannot represent null here."""
     spans: Spans | None = None
     """Values of the types bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's
     complement.
@@ -97,13 +97,16 @@ class DecodedManifest:
     texts: dict[str, Spans]
     """The values of each name in TEXTS."""
     lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
-    """split_offsets and equality_ids: (counts, one per row, -1 for null; the values of all rows, concatenated)."""
+    """The lists split_offsets and equality_ids, each as (counts, values).
+
+    `counts` has one item per row, -1 for null. `values` are the concatenated values of all rows.
+    """
     partition: tuple[PartitionFieldValues, ...]
     """The partition fields, in the order of the manifest's partition struct."""
     counts: dict[str, CountsByColumn]
-    """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
+    """column_sizes, value_counts, null_value_counts and nan_value_counts: (ascending rows, values) by column id."""
     bounds: dict[str, BoundsByColumn]
-    """lower_bounds, upper_bounds: column id → (ascending rows, starts, lengths), spans of the heap."""
+    """lower_bounds and upper_bounds: (ascending rows, starts, lengths) by column id. They are spans of the heap."""
     heap: NDArray[np.uint8]
 
 
@@ -126,9 +129,9 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     manifest_length: int
     partition_spec_id: int
     content: int
-    """0 data, 1 deletes; 0 in version 1, which has no deletes."""
+    """The content type: 0 for data, 1 for deletes. In version 1, which has no deletes, it is 0."""
     sequence_number: int
-    """The sequence number, 0 in version 1; the same applies to the minimum sequence number."""
+    """The sequence number. In version 1, it is 0, and so is the minimum sequence number."""
     min_sequence_number: int
     added_snapshot_id: int | None = None
     added_files_count: int | None = None

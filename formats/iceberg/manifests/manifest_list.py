@@ -168,7 +168,7 @@ def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Val
 
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
-"""The types to which a date can be promoted, with their units per day."""
+"""The types to which a date can be promoted, with the number of their units in a day."""
 
 
 def _promote_date(name: str, days: int) -> int:

@@ -32,9 +32,9 @@ _COUNTS = ("column_sizes", "value_counts", *_PART_COUNTS)
 _OPAQUE = frozenset({"variant", "geometry", "geography"})
 """Types whose bounds are not single values."""
 _UNORDERED = frozenset({"uuid"})
-"""Types whose bounds are not compared: Java's writers order UUIDs by two signed halves."""
+"""The types whose bounds are not compared, because Java's writers order UUIDs by two signed halves."""
 TypeOf = Callable[[int], Type | None]
-"""Returns the type of a column by its id, or None if no schema of the table has the column."""
+"""A function that returns the type of a column by its id, or None if no schema of the table has the column."""
 
 
 def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:

@@ -105,7 +105,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
 def _span_positions(starts: Longs, sizes: Longs) -> Longs:
     """Return the positions of all bytes of the spans, int64[sum of sizes].
 
-    From each start there are `sizes` consecutive positions.
+    A span has `sizes` consecutive positions from its start.
     """
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

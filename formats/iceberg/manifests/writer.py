@@ -35,11 +35,11 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
     """
 
     status: int
-    """0 existing, 1 added, 2 deleted."""
+    """The status: 0 existing, 1 added, 2 deleted."""
     snapshot_id: int | None
     """The snapshot that added the file or, for status deleted, removed it."""
     sequence_number: int | None
-    """The data sequence number, which determines the delete files that apply."""
+    """The data sequence number, which determines the delete files that apply to the file."""
     file_sequence_number: int | None
     """The sequence number of the snapshot that added the file; None if its writer does not support the field."""
     file: ContentFile
@@ -317,7 +317,8 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
         if file.content not in kinds:
             raise Corrupt(f"{path}: {file.file_path} has content {file.content}, which differs from its manifest")
         if next_row_id is None:
-            # If the manifest has no first row id, no file inherits an id, and the files' ids are ignored (spec).
+            # If the manifest has no first row id, no file inherits an id, and the own ids of its files are ignored
+            # (spec).
             file = msgspec.structs.replace(file, first_row_id=None) if file.first_row_id is not None else file
         elif file.first_row_id is None:
             file = msgspec.structs.replace(file, first_row_id=next_row_id)

@@ -1,5 +1,6 @@
-"""Partition specs of earlier bucket counts. A split divides their files among the buckets of the current
-spec.
+"""Partition specs of earlier bucket counts.
+
+When buckets are split, the files of such a spec are divided among the buckets of the current spec.
 """
 
 from __future__ import annotations

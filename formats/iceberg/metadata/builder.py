@@ -1,6 +1,6 @@
 """The working copy of table metadata to which the updates of one commit are applied.
 
-The copy is mutable, and private to this package: a commit that expires a thousand snapshots has a
+The copy is mutable, and private to this package. A commit that expires a thousand snapshots has a
 thousand updates, and a new immutable value for each update would be quadratic in the history. `build`
 validates the result and returns an immutable `TableMetadata`, or the base if nothing changed.
 
@@ -43,7 +43,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 LAST_ADDED = -1
 COMPARISONS_MAX = 500_000
-"""The maximum number of comparisons of one commit; a comparison with a small schema takes a microsecond."""
+"""The maximum number of comparisons of one commit. A comparison with a small schema takes a microsecond."""
 _FIELDS_PER_COMPARISON = 16
 
 
@@ -92,7 +92,7 @@ class TableBuilder:
         self.format_version = format_version if base is None else base.format_version
         self.uuid = None if base is None else base.table_uuid
         self.location = None if base is None else base.location
-        # If the clock has stepped back, the metadata must still not be older than their history.
+        # If the clock has stepped back, the metadata must still not be older than the entries of its history.
         self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
         logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
         self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
@@ -315,8 +315,8 @@ class TableBuilder:
                 "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
                 f"{snapshot.first_row_id} < {self.next_row_id}"
             )
-        # Java adds the rows to the table's counter. Counting from the snapshot's start never assigns a row id
-        # twice.
+        # Java adds the rows to the table's counter. Counting from the first row id of the snapshot never assigns a
+        # row id twice.
         self.next_row_id = snapshot.first_row_id + snapshot.added_rows
 
     def set_ref(self, name: str, ref: SnapshotRef) -> None:

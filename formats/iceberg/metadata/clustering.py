@@ -23,7 +23,10 @@ CLUSTERED_BY = "clustered-by"
 COLUMNS = "seamark.clustering.columns"
 CURVE = "seamark.clustering.curve"
 JOINS = "seamark.clustering.joins"
-"""The property with the joined tables, a JSON object by name: `name.column` in the columns refers to them."""
+"""The property that defines the joined tables, a JSON object by name.
+
+In the columns, `name.column` refers to a joined table.
+"""
 JOINS_MAX = 6
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
@@ -47,7 +50,7 @@ class ClusteringLayout:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
-        """Return the layout in a table's properties, or None without the property `seamark.clustering.columns`.
+        """Return the layout in a table's properties; None if the property `seamark.clustering.columns` is not set.
 
         Raises:
             BadRequest: A property has an invalid value.
@@ -83,7 +86,8 @@ class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         table: The name of the table, with dots.
-        on: Column of the clustered table, or of an earlier join → column of `table`.
+        on: For each column of the clustered table, or of an earlier join, the column of `table` that it is joined
+            with.
     """
 
     table: str

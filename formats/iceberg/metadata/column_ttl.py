@@ -45,7 +45,7 @@ class TtlPolicy:
 
     Attributes:
         ages_h: The age in hours, by column.
-        time_column: The name of the time column. None if the table is partitioned by only one.
+        time_column: The name of the time column. None if the table is partitioned by only one time column.
     """
 
     ages_h: Mapping[str, int]
@@ -53,7 +53,7 @@ class TtlPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TtlPolicy | None:
-        """Return the policy in a table's properties, or None without the property `seamark.column-ttl.columns`.
+        """Return the policy in a table's properties; None if the property `seamark.column-ttl.columns` is not set.
 
         Raises:
             BadRequest: A property has an invalid value.
@@ -75,7 +75,9 @@ class TtlPolicy:
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
     def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
-        """Return the rules for what has expired now, the oldest partitions first: they lose the most columns.
+        """Return the rules that apply now.
+
+        The rules of the oldest partitions are first, because these lose the most columns.
 
         Raises:
             BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the
@@ -113,7 +115,7 @@ class TtlPolicy:
 def why_kept(metadata: TableMetadata, field: Field) -> str:
     """Return the reason why the values of a column and of its inner columns are never removed from files.
 
-    The reason is a predicate that follows the column's name. Return "" if the values may be removed.
+    The reason is a predicate that follows the column's name. It is empty if the values may be removed.
     """
     if field.required:
         return "is required"

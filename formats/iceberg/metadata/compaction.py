@@ -20,7 +20,8 @@ sorted rows fill a buffer in memory, and their Parquet file is several times sma
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
 """A key of the summary of an engine's snapshot.
 
-The value lists the replacements that the snapshot undoes, because they overtook it, the newest first.
+The value lists, newest first, the replacements that the snapshot undoes. They were committed after the engine had
+read the table.
 """
 UNDONE = "undone-snapshot-id"
 """A key of the summary of a snapshot that undoes another snapshot; the value is the id of the undone
@@ -29,16 +30,16 @@ snapshot.
 _UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
 DELETED_ROWS_MIN_FRACTION = 0.1
-"""The part of the rows of a file, or of a table, whose deletion makes a rewrite worthwhile."""
+"""The fraction of the rows of a file, or of a table, that must be deleted to make a rewrite worthwhile."""
 
 
 def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
     """Return the snapshots that were undone in the last hour.
 
-    Either an undo has undone them, or a commit of an engine that they had overtaken. They stay in the table
-    for this time because of the following case: an engine reads the table before the undo, expires snapshots,
-    and commits the expiration after the undo. It then finds the undone snapshot among the remaining
-    snapshots. Therefore it keeps the files that this snapshot had removed and that are back now.
+    Such a snapshot was undone by an undo, or by the commit of an engine that had read the table before this snapshot.
+    Undone snapshots stay in the table for this time because of the following case. An engine reads the table before
+    the undo, expires snapshots, and commits the expiration after the undo. It then finds the undone snapshot among
+    the remaining snapshots. Therefore it keeps the files that this snapshot had removed and that are back now.
     """
     snapshot_ids: set[int] = set()
     for snapshot in snapshots:

@@ -113,7 +113,7 @@ def check_invariants(m: TableMetadata) -> None:
     All writers and readers rely on these invariants.
 
     Raises:
-        BadRequest: The first contradiction.
+        BadRequest: Two parts contradict each other; the message describes the first contradiction.
     """
     if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
@@ -161,13 +161,18 @@ def with_previous_file(
 ) -> tuple[TableMetadata, list[str]]:
     """Add the previous metadata file to the metadata log.
 
-    Return (the metadata, the files removed from the start of the log). The caller decides whether to delete
-    the removed files (`write.metadata.delete-after-commit.enabled`).
+    The caller decides whether to delete the files that are removed from the log
+    (`write.metadata.delete-after-commit.enabled`).
 
     Args:
+        m: The new metadata.
+        previous_location: The location of the previous metadata file.
         previous_timestamp_ms: The `last_updated_ms` of the previous metadata.
         max_entries: The maximum length of the log, at least one. By default the table's property
             `write.metadata.previous-versions-max` (100).
+
+    Returns:
+        (the metadata, the files that were removed from the start of the log)
 
     Raises:
         BadRequest: The property is not an integer.

@@ -1,7 +1,7 @@
 """Name mappings, which map the columns of a file without field ids to columns of the table.
 
 The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping
-Serialization"). It applies only to files in which no column has a field id. This module is pure.
+Serialization"). It applies only to files in which no column has a field id. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 class MappedField(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """An entry of the mapping: a column with one of `names` has this field id; `fields` are the columns inside
-    it.
+    """An entry of the mapping: a column with one of `names` has this field id.
+
+    `fields` are the entries of the columns inside it.
     """
 
     names: tuple[str, ...]

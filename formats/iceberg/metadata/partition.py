@@ -27,7 +27,10 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
     transform: str
     source_id: Int32 | None = None
     source_ids: tuple[Int32, ...] = ()
-    """The sources of version 3 transforms of several columns; a single source is always written as `source-id`."""
+    """The source columns of version 3 transforms of several columns.
+
+    A single source is always written as `source-id`.
+    """
     field_id: Int32 | None = None
 
     @property
@@ -89,7 +92,7 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
-    """Return the client's spec in canonical form; either all fields have ids, or no field has an id.
+    """Return the client's spec in canonical form. In it, either all fields have ids, or no field has an id.
 
     Raises:
         BadRequest: The spec is invalid.

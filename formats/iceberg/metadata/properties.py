@@ -49,8 +49,9 @@ _CLIENT_FAMILIES = frozenset(
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
-"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores, in
-addition to the families of the storages.
+"""The first segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores.
+
+The families of the storages are added to them.
 """
 _CLIENT_PREFIXES = (
     *("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms"),
@@ -88,7 +89,7 @@ def configures_client(name: str) -> bool:
     """
     key = fold_name(name)
     if _PER_COLUMN.fullmatch(key):
-        return False  # The rest of such a key is a column name.
+        return False  # The rest of such a key is the name of a column.
     family = key.partition(".")[0].strip()
     return (
         key in _CLIENT_KEYS

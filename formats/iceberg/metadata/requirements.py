@@ -27,7 +27,7 @@ class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
         """Check the requirement.
 
         Raises:
-            CommitConflict: The table does not meet it.
+            CommitConflict: The table does not satisfy the requirement.
         """
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class AssertUuid(Requirement, frozen=True):
 class AssertRefSnapshotId(Requirement, frozen=True):
     ref: str
     snapshot_id: Int64 | None = None
-    """None: the reference must not exist."""
+    """The snapshot to which the reference must refer. None means that the reference must not exist."""
 
     def check(self, metadata: TableMetadata) -> None:
         ref = metadata.refs.get(self.ref)
@@ -124,14 +124,14 @@ def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, 
 
 
 def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Requirement]) -> None:
-    """Check that a table meets the requirements of a commit.
+    """Check that a table satisfies the requirements of a commit.
 
     Args:
         metadata: The table's metadata. None if there is no table.
         requirements: The requirements, as `read_requirements` returns them.
 
     Raises:
-        CommitConflict: The first requirement that fails.
+        CommitConflict: A requirement fails; the message describes the first one.
     """
     for requirement in requirements:
         if metadata is not None:
@@ -141,7 +141,7 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
 
 
 def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> None:
-    """Check that the view with this UUID meets the requirements of a commit.
+    """Check that the view with this UUID satisfies the requirements of a commit.
 
     Raises:
         CommitConflict: A requirement fails.

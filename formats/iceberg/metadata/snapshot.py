@@ -27,14 +27,14 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     summary: msgspec.Raw = _NO_SUMMARY
     manifest_list: str | None = None
     manifests: tuple[str, ...] | None = None
-    """Manifest paths, in version 1 only, instead of a manifest list."""
+    """The paths of manifests. Only in version 1, instead of a manifest list."""
     schema_id: Int32 | None = None
     first_row_id: Int64 | None = None
     added_rows: Int64 | None = None
     key_id: str | None = None
 
     def summary_map(self) -> dict[str, str]:
-        """Return the summary including `operation`, or {} if it is missing or not a map of strings."""
+        """Return the summary including `operation`. It is empty if the summary is missing or not a map of strings."""
         try:
             return from_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
@@ -156,7 +156,7 @@ def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
     """Return the reference with its type in lower case.
 
     Raises:
-        BadRequest: A branch or tag cannot have one of the values.
+        BadRequest: A value is not valid for the type of the reference.
     """
     kind = ref.type.lower()
     if kind not in ("branch", "tag"):

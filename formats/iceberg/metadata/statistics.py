@@ -31,11 +31,11 @@ _GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 
 @dataclass(frozen=True)
 class StatisticsPolicy:
-    """The columns that have statistics, and the changes after which they are computed again.
+    """The columns that have statistics, and the changes after which the statistics are computed again.
 
     Attributes:
-        columns: The names of the columns; empty: all.
-        changed_percent: The percentage of changed rows from which on statistics are computed again.
+        columns: The names of the columns. If it is empty, all columns have statistics.
+        changed_percent: The percentage of changed rows at which statistics are computed again.
     """
 
     columns: tuple[str, ...] = ()
@@ -74,8 +74,8 @@ class KnownStatistics:
     Attributes:
         file: The newest statistics with a number of distinct values, of the snapshot or of an ancestor. None
             if there are none.
-        later_snapshots: The snapshots after the snapshot with the statistics, the newest first. Without statistics, all
-            known ancestors.
+        later_snapshots: The snapshots after the snapshot with the statistics, the newest first. If there are no
+            statistics, all known ancestors.
     """
 
     snapshot: Snapshot
@@ -84,7 +84,7 @@ class KnownStatistics:
 
     @property
     def added(self) -> int:
-        """The number of rows that snapshots have added since the statistics."""
+        """The number of rows that snapshots have added since the statistics were computed."""
         return sum(_count(snapshot, _ADDED) for snapshot in self.later_snapshots)
 
     @property
@@ -98,7 +98,7 @@ class KnownStatistics:
     def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
         """Return the blobs of the statistics by column.
 
-        Columns whose type has changed since are left out: a wider type changes the hashes.
+        Columns whose type has changed since then are left out, because a wider type changes the hashes.
         """
         if self.file is None:
             return {}

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object of a table. Unset fields are omitted."""
+    """The JSON object of a table. Fields that are not set are omitted."""
 
     format_version: Int32
     table_uuid: str | UnsetType | None = UNSET
@@ -122,7 +122,7 @@ def refs_view(m: TableMetadata) -> bytes:
     """Return the metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
     This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients
-    request the other snapshots. Do not write it as a metadata file: the table would lose its history.
+    request the other snapshots. Do not write it as a metadata file, because the table would lose its history.
     """
     referenced = {ref.snapshot_id for ref in m.refs.values()}
     snapshots_by_id = m.snapshots_by_id
@@ -156,7 +156,7 @@ def _from_json(table: _Table) -> TableMetadata:
         current_id = None
     refs = _optional(table.refs, {})
     if current_id is not None and MAIN not in refs:
-        # Main always refers to the current snapshot, even if the map is missing (spec).
+        # Main always refers to the current snapshot, even if the map of references is missing (spec).
         refs = {**refs, MAIN: SnapshotRef(current_id, "branch")}
     if version >= 3 and table.next_row_id is UNSET:
         raise BadRequest("next-row-id must exist in format v3")

@@ -80,7 +80,7 @@ class AddSchema(Update, frozen=True):
     action = "add-schema"
     schema: Schema
     last_column_id: Int32 | None = None
-    """Deprecated by the spec and ignored: the schema determines the last column id."""
+    """The last column id. The spec deprecates it, and it is ignored, because the schema determines it."""
 
     def apply(self, builder: Any) -> None:
         builder.add_schema(self.schema)
@@ -160,7 +160,7 @@ class EnableRowLineage(Update, frozen=True):
     action = "enable-row-lineage"
 
     def apply(self, builder: TableBuilder) -> None:
-        # All version 3 tables track row lineage; the action is older than this rule of the spec.
+        # All version 3 tables track row lineage. The action is older than this rule of the spec.
         version = builder.format_version
         if version < 3:
             raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{version}")
@@ -304,7 +304,7 @@ def apply_updates(
     """
     version = FORMAT_VERSION_DEFAULT
     if base is None:
-        # A new table starts with its version: nothing is upgraded, so version 1 is possible.
+        # A new table starts with its version. It is not upgraded, so version 1 is possible.
         requested = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
         version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types.types import base_name
 
 LOWER, UPPER = "lower", "upper"
 _SOURCES = {LOWER: "string", UPPER: "string"}
-"""Function → the type of its column and of its values."""
+"""For each function, the type of its column and of its values."""
 
 
 def is_function(transform: str) -> bool:

@@ -63,7 +63,7 @@ class Column(NamedTuple):
 
     id: int
     name: str
-    """The full name: the path from the root, joined by dots."""
+    """The full name of the column: the path from the root, joined by dots."""
     type: Type
     required: bool
     parent: int | None
@@ -74,8 +74,9 @@ class Column(NamedTuple):
 class SchemaIndex(NamedTuple):
     by_id: dict[int, Column]
     by_name: dict[str, int]
-    """Full names, and short names. A short name omits `element` and `value` before a struct, unless it conflicts
-    with another name.
+    """The column ids by full name and by short name.
+
+    A short name omits `element` and `value` before a struct, unless it conflicts with another name.
     """
 
 
@@ -192,7 +193,7 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
 
 
 def is_primitive(kind: Type) -> bool:
-    """Return whether the type is a leaf type; variant is not a leaf type (spec: "semi-structured")."""
+    """Return whether the type is a leaf type. Variant is not a leaf type (spec: "semi-structured")."""
     return isinstance(kind, str) and base_name(kind) != "variant"
 
 

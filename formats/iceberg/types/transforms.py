@@ -43,7 +43,7 @@ _SOURCES: dict[str, frozenset[str]] = {
 
 @memoize(1024)
 def canonical(transform: str) -> str:
-    """Return the canonical form.
+    """Return the canonical form of a transform.
 
     Raises:
         BadRequest: The width is zero or does not fit 32 bits.

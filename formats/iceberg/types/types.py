@@ -43,8 +43,8 @@ _PLAIN = frozenset(
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
-# The quantifiers are possessive: with backtracking, 5,000 blanks would take hours, in which no other
-# thread runs.
+# The quantifiers are possessive. With backtracking, 5,000 blanks would take hours, during which no other
+# thread could run.
 _GEOMETRY = re.compile(r"geometry\s*+\(([^)]*+)\)", re.IGNORECASE)
 _GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECASE)
 _EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
@@ -109,7 +109,7 @@ def check_default(type_name: str, value: object, column: str) -> None:
     """Check that `value` is a JSON single value of the (canonical) primitive type.
 
     Raises:
-        BadRequest: It is not.
+        BadRequest: The value is not such a value.
     """
     kind = base_name(type_name)
     if kind in _NEVER_DEFAULTED:

@@ -37,7 +37,7 @@ FLOATS = frozenset({"float", "double"})
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
-"""The maximum size of a decimal: 38 digits, the format's limit, fit 127 bits."""
+"""The maximum size of a decimal in bytes: 38 digits, which is the format's limit, fit 127 bits."""
 
 _SHIFT_MAX = 2 * 38
 
@@ -52,7 +52,9 @@ _DATETIME_FIRST, _DATETIME_LAST = (
 """The range of the standard library, in microseconds since the epoch."""
 
 _DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:E[+-]?\d++)?", re.ASCII | re.IGNORECASE)
-"""The repetitions are possessive: with backtracking, the time grows with the square of the digits."""
+"""Matches a decimal number. The repetitions are possessive: with backtracking, the time would grow with the square
+of the number of digits.
+"""
 DECIMAL_CHARACTERS_MAX = 1_200
 """The maximum number of characters of a decimal number. A double has up to 1,075 digits."""
 _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
@@ -81,19 +83,19 @@ def value_key(value: Value | None) -> object:
 
 @lru_cache(maxsize=256)
 def decimal_scale(kind: str) -> int:
-    """Return S of `decimal(P, S)`."""
+    """Return the scale S of `decimal(P, S)`."""
     return int(kind.rstrip(")").rpartition(",")[2])
 
 
 @lru_cache(maxsize=256)
 def decimal_precision(kind: str) -> int:
-    """Return P of `decimal(P, S)`."""
+    """Return the precision P of `decimal(P, S)`."""
     return int(kind.partition("(")[2].partition(",")[0])
 
 
 @lru_cache(maxsize=256)
 def length_of_fixed(kind: str) -> int:
-    """Return L of `fixed[L]`."""
+    """Return the length L of `fixed[L]`."""
     return int(kind.partition("[")[2].rstrip("]"))
 
 
@@ -368,7 +370,7 @@ def decimal_text(unscaled: int, scale: int) -> str:
 
 
 def iso_date(days: int) -> str:
-    """Return the date of days since the epoch as Java prints it: years after 9999 have a sign."""
+    """Return the date of days since the epoch as Java prints it. Years after 9999 have a sign."""
     # Python's dates end with the year 9999; the calendar repeats every 400 years.
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
     within = date.fromordinal(day + 1)

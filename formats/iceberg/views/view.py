@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
     """One representation of a view.
 
-    The spec has only the type `sql`; stored values of other types are kept.
+    The spec defines only the type `sql`. Stored values of other types are kept.
     """
 
     type: str
@@ -110,7 +110,7 @@ def check_view_invariants(view: ViewMetadata) -> None:
     """Check that the parts of the metadata do not contradict each other.
 
     Raises:
-        BadRequest: The first contradiction.
+        BadRequest: Two parts contradict each other; the message describes the first contradiction.
     """
     if view.format_version != FORMAT_VERSION:
         raise BadRequest(f"Unsupported format version: {view.format_version} (supported: {FORMAT_VERSION})")

@@ -172,7 +172,7 @@ def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes,
     numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
     with np.errstate(
         invalid="ignore", over="ignore"
-    ):  # The warning is about a signalling NaN, or a double beyond the range of floats.
+    ):  # The warning is about a signalling NaN, or a double outside the range of floats.
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             narrow = numbers.astype(np.float32)

@@ -1,12 +1,11 @@
 """Folded texts: if `lower` or `upper` of some engine returns the same for two texts, the texts have the same
 folded text.
 
-Engines differ about case. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU,
-with rules for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for
-the JVM's locale (in Turkish the lower case of `I` is `ı`, in Greek capitals have no accents). The folding
-joins all texts that any engine joins: each character has one folded text, which is the same for all
-results that the engines compute from it. Therefore it joins more than each engine: `ß` and `ss`, `i` and
-`ı`.
+Engines differ about case. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU, with rules
+for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for the JVM's locale (in
+Turkish the lower case of `I` is `ı`, in Greek capitals have no accents). Two texts have the same folded text if any
+engine treats them as equal: each character has one folded text, which is the same for all results that the engines
+compute from it. Therefore the folding treats more texts as equal than each engine does: `ß` and `ss`, `i` and `ı`.
 
     fold(lower(x)) = fold(upper(x)) = fold(x)    in each engine, version of Unicode and locale
 

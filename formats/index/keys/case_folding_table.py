@@ -63,7 +63,7 @@ a7dc-a7dc/1-a641 a7f5-a7f5/1+1 ff21-ff3a/1+20 10400-10427/1+28 104b0-104d3/1+28 
 1058c-10592/1+27 10594-10595/1+27 10c80-10cb2/1+40 10d70-10d85/1-20 118a0-118bf/1+20 16e40-16e5f/1+20
 1e900-1e921/1+22
 """
-"""(first code point, last code point, step, difference to the folded code point)."""
+"""The ranges of moved characters: (first code point, last code point, step, difference to the folded code point)."""
 
 REPLACED = """
 df=73+73 149=2bc+6e 300= 301= 302= 303= 304= 305= 306= 307= 308= 309= 30a= 30b= 30c= 30d= 30e= 30f= 310= 311= 312=
@@ -82,7 +82,7 @@ df=73+73 149=2bc+6e 300= 301= 302= 303= 304= 305= 306= 307= 308= 309= 30a= 30b= 
 1ffc=3c9+390 fb00=66+66 fb01=66+69 fb02=66+6c fb03=66+66+69 fb04=66+66+6c fb05=73+74 fb06=73+74 fb13=574+576
 fb14=574+565 fb15=574+56b fb16=57e+576 fb17=574+56d
 """
-"""Code points whose folded text has several code points or no code point."""
+"""The code points whose folded text has several code points or no code point."""
 
 UNASSIGNED = """
 378-379 380-383 38b-38b 38d-38d 3a2-3a2 530-530 557-558 58b-58c 590-590 5c8-5cf 5eb-5ee 5f5-5ff 70e-70e 74b-74c

@@ -50,7 +50,7 @@ Columns: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class DeleteFile(NamedTuple):
-    """A delete file's manifest entry."""
+    """The entry of a delete file in its manifest."""
 
     path: str
     format: str
@@ -93,7 +93,7 @@ class Positions:
 
 
 class HashSet:
-    """A set of 128-bit hashes: uint64[n] high halves, ascending, and the low halves."""
+    """A set of 128-bit hashes: uint64[n] ascending high halves, and the low halves."""
 
     def __init__(self, high: Hashes, low: Hashes) -> None:
         order = np.argsort(high, kind="stable")
@@ -189,7 +189,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
         raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position is kept once: merged files may repeat a position.
+    # Each position is kept once, because merged files may repeat a position.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]

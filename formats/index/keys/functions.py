@@ -38,11 +38,11 @@ class IndexedFunction:
     newer keys.
     """
     values: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-    """Returns the values of a column that are indexed. Raises ValueError if they are not certain."""
+    """Returns the values of a column that are indexed. It raises ValueError if they are not certain."""
     value: Callable[[str], Value]
     """Returns the value that is indexed for a value of the column or of the function."""
     project: Callable[[Bound, Bound], Expression]
-    """Returns a condition on the indexed values that all matching rows meet.
+    """Returns a condition on the indexed values that all matching rows satisfy.
 
     The arguments are a predicate on the column, and a predicate on the indexed values as a template.
     """
@@ -53,7 +53,7 @@ class IndexedFunction:
 
 
 def _project_case(predicate: Bound, template: Bound) -> Expression:
-    """Return the condition on folded texts that all rows matching the predicate meet.
+    """Return the condition on folded texts that all rows matching the predicate satisfy.
 
     `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` have the same folded text.
     """

@@ -18,9 +18,10 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_keys(keys: Keys, seed: int) -> Hashes:
-    """Return the hash of each key, uint64[rows]: of a code's 8 bytes, little-endian, or of a row's bytes.
+    """Return the hash of each key, uint64[rows].
 
-    The hash of null and NaN is undefined.
+    The hash covers the 8 bytes of a code, little-endian, or the bytes of a row. The hash of null and NaN is
+    undefined.
     """
     if keys.codes is not None:
         return _hash.hash_codes(keys.codes, seed)
@@ -51,7 +52,7 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
 
 
 def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
-    """Return (high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with seeds 0 and 1."""
+    """Return (high, low) of each row's 128 bits, uint64[rows] each. They are `hash_rows` with the seeds 0 and 1."""
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 

@@ -1,9 +1,9 @@
 """A set of many keys of one type: the keys of a dynamic filter (`planner/joins/joins.py`).
 
-The lists of a predicate are searched key by key. A key set works the other way round: the distinct keys
-of a file, or of all files together, are looked up in the set, so that the cost depends on the index and
+The values of a predicate are looked up in an index key by key. A key set is used in the other direction: the distinct
+keys of a file, or of all files together, are looked up in the set, so that the cost depends on the index and
 not on the size of the set. Codes in a small range are looked up in a table of bits. Byte keys are looked
-up by hash, so that the results may contain more than the matching keys. This module is pure.
+up by hash, so that the results may contain more than the matching keys. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class KeySet:
         codes = self.distinct.codes
         if codes is None and not has_codes(
             kind
-        ):  # These are decimals with many digits, whose keys all have the same length.
+        ):  # The keys are decimals with many digits, which all have the same length.
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":
@@ -157,7 +157,7 @@ class KeySet:
         """The table of bits of a set of codes: (a bit for each code from the minimum on, the minimum, the number of
         bits).
 
-        None if the range is too wide, or the set is empty.
+        It is None if the range is too wide, or the set is empty.
         """
         codes = self.distinct.codes
         if codes is None or not len(codes):

@@ -42,7 +42,7 @@ from seamark.formats.iceberg.types.values import (
 
 Key: TypeAlias = int | bytes
 Bits: TypeAlias = npt.NDArray[np.uint64]
-"""One bit per row: row r is bit r % 64 of word r // 64; bits after the last row are zero."""
+"""One bit per row: row r is bit r % 64 of word r // 64. Bits after the last row are zero."""
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -78,7 +78,7 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """The rows with a key, neither null nor NaN, bool[rows]; None if all rows have a key."""
+        """The rows with a key, which are neither null nor NaN, bool[rows]; None if all rows have a key."""
         if self.valid is None and self.nan is None:
             return None
         present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
@@ -86,7 +86,7 @@ class Keys:
 
 
 class KeyRange(NamedTuple):
-    """The keys between two bounds; a bound of None means unbounded.
+    """The keys between two bounds. A bound of None means that there is no limit.
 
     Null and NaN are in no range.
     """

@@ -1,9 +1,9 @@
 """Ranks: the position of each row's key among the distinct keys of a file, ascending.
 
-If keys ascend, are in a small range, or are few, there are faster methods than a sort; the cheapest
+If keys ascend, are in a small range, or are few, there are faster methods than sorting. The cheapest
 method is used. Byte keys longer than 1 KiB are truncated one byte later: a value of 1,025 bytes
-represents all values with this prefix. Except for these values, order and distinctness are kept. This
-module is pure.
+represents all values with this prefix. Except for these values, order and distinctness are kept. The functions have no
+side effects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamark.formats.index.keys.keys import Bytes, Codes, Keys, Longs
 Ranks = npt.NDArray[np.uint32]
 
 CLIPPED_BYTES = 1025
-"""The length of a truncated value; shorter values are stored whole."""
+"""The length of a truncated value. Shorter values are stored whole."""
 ROWS_MAX = 1 << 28
 """The maximum number of rows of a data file with a bitmap index: 32 MiB of bits.
 
@@ -31,7 +31,7 @@ _SPAN_A_ROW = 4
 _SPAN_MIN = 1 << 16
 """The maximum size of a table of all codes in a range, in total or per row."""
 _NUMBERING_TABLE_BITS = 15
-"""A table of 2^15 slots, for up to 2^14 distinct codes, fits a core's cache."""
+"""The size of a table as a power of two. 2^15 slots, for up to 2^14 distinct codes, fit a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Distinct:
 def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
     """Return (the distinct keys, the rank of each row's key).
 
-    The ranks are uint32[rows]; rows that are null or NaN have 0.
+    The ranks are uint32[rows]. Rows that are null or NaN have the rank 0.
 
     Raises:
         ValueError: There are more rows than ranks can count.

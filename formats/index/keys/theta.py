@@ -25,7 +25,7 @@ Hashes = npt.NDArray[np.uint64]
 
 SEED = 9001
 NOMINAL = 4096
-"""The number of hashes of a sketch: the default of DataSketches, and of Spark and Trino."""
+"""The number of hashes of a sketch, which is the default of DataSketches, and of Spark and Trino."""
 HASHES_MAX = 1 << 20
 """The maximum number of hashes that are read from another writer's sketch."""
 _ALL = (1 << 63) - 1
@@ -56,7 +56,7 @@ class ThetaSketch:
     """A theta sketch.
 
     Attributes:
-        hashes: Ascending, distinct, above 0 and below `theta`.
+        hashes: The hashes, ascending and distinct, above 0 and below `theta`.
     """
 
     theta: int = _ALL

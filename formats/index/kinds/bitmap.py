@@ -72,7 +72,7 @@ _SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """The section of one data file. It can be pickled; `size_bytes` is its size in the index file."""
+    """The section of one data file. It can be pickled. `size_bytes` is its size in the index file."""
 
     section: bytes
 
@@ -100,13 +100,13 @@ def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """Return a blob of some files of each part; the bytes equal those of a blob built from these files.
+    """Return a blob of some files of each part. Its bytes equal those of a blob that is built from these files.
 
     Args:
-        parts: (blob, the files to keep as bool[files]).
+        parts: For each part, (its blob, the files to keep as bool[files]).
 
     Raises:
-        ValueError: A kept section is damaged.
+        ValueError: A section that is kept is damaged.
     """
     sections = []
     for opened, keep in parts:
@@ -212,7 +212,7 @@ class Bitmap:
         """Open a file's section.
 
         Raises:
-            ValueError: It is not the section that the directory describes.
+            ValueError: The section is not the one that the directory describes.
         """
         section = self._sections.get(file)
         if section is None:
@@ -354,7 +354,7 @@ class BitmapQuery:
     ranges: KeyRanges
 
     def of(self, index: Bitmap) -> Flags:
-        """See `IndexQuery.of`."""
+        """Return the files that may match, as `IndexQuery.of` does."""
         return index.files_with(self.ranges)
 
 
@@ -365,7 +365,7 @@ class KeysQuery:
     keys: KeySet
 
     def of(self, index: Bitmap) -> Flags:
-        """See `IndexQuery.of`."""
+        """Return the files that may match, as `IndexQuery.of` does."""
         return index.files_with_keys(self.keys)
 
 

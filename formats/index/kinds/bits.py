@@ -1,9 +1,9 @@
-"""Sets of rows as *bits*: uint64[ceil(rows / 64)]; row r is bit r % 64 of word r // 64; bits after the last
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)]. Row r is bit r % 64 of word r // 64. Bits after the last
 row are 0.
 
 numpy provides AND and OR. Bits are stored in the coding that is clearly smaller: flat words, which are
 the fastest to read; words compressed with zstd; roaring bitmaps for few rows or long runs; no data if all
-bits are equal. This module is pure.
+bits are equal. The functions have no side effects.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from seamark.formats.index.kinds.queries import Flags, point_keys
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
 HASHED_MAX = 2_000
-"""The maximum number of keys of a join that are probed: with more keys, false positives would select every
+"""The maximum number of keys of a join that are probed. With more keys, false positives would select every
 file.
 """
 FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
@@ -56,7 +56,7 @@ _HASH_COUNT_MAX = 32
 _MERGE_WORDS = 1 << 23
 
 _FIXED = struct.Struct("<4I")
-"""The size of the header, the bits set per key, the number of files, the number of groups."""
+"""The start of the header: the size of the header, bits set per key, number of files, number of groups."""
 FIXED_SIZE = _FIXED.size
 _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
 _CHECK = struct.Struct("<Q")
@@ -89,7 +89,7 @@ def filter_bits(keys: int, fpp: float) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileBloom:
-    """The filter of one data file, uint64[filter bits / 64]: bit p is bit p % 64 of word p // 64."""
+    """The filter of one data file, uint64[filter bits / 64]. Bit p is bit p % 64 of word p // 64."""
 
     hash_count: int
     words: npt.NDArray[np.uint64]
@@ -117,7 +117,7 @@ def _hash_unknown_case() -> np.uint64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The position of the filters of one size.
+    """The position of the filters of one size in a blob.
 
     Attributes:
         files: The numbers of the files in the blob, ascending.
@@ -189,7 +189,7 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
     needs 64 MB of memory, or 64 bits per file if that is more.
 
     Args:
-        parts: (blob, the files to keep as bool[files]).
+        parts: For each part, (its blob, the files to keep as bool[files]).
 
     Raises:
         ValueError: A page is damaged, the parts have different k, or there are no parts.
@@ -428,7 +428,7 @@ class BloomQuery:
     hashes: Hashes
 
     def of(self, index: Bloom) -> Flags:
-        """See `IndexQuery.of`."""
+        """Return the files that may match, as `IndexQuery.of` does."""
         return index.probe(self.hashes)
 
 

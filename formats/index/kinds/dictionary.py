@@ -22,14 +22,14 @@ CODES, BYTES = 0, 1
 
 
 class Intervals(NamedTuple):
-    """Intervals [begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, not empty."""
+    """Intervals [begin, end) of ranks, uint64[n] each. They are ascending, disjoint, not adjacent, and not empty."""
 
     begins: RankArray
     ends: RankArray
 
 
 class Bounds:
-    """The ranges of a predicate as searches.
+    """The bounds of the ranges of a predicate, as keys that are searched in a dictionary.
 
     Raises:
         ValueError: The keys of the ranges do not have the form of the index.

@@ -135,7 +135,10 @@ Opened = TypeVar("Opened", bound=OpenedBlob)
 
 class IndexKind(ABC, Generic[Entry, Opened]):
     name: str
-    """Lower-case letters, used in definitions, in the registry, in the blob's type and as a stage name of plans."""
+    """The name in lower case.
+
+    It is used in definitions, in the registry, in the blob's type and as a stage name of plans.
+    """
     version: int = 1
     """The version of the blob format. A blob of another version is not damaged, but cannot be used."""
     alignment: int = 64
@@ -171,7 +174,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """Merge opened blobs, and return the buffers of the result.
 
         Args:
-            parts: (blob, the files to keep as bool[files]).
+            parts: For each part, (its blob, the files to keep as bool[files]).
 
         Raises:
             ValueError: A blob is damaged.
@@ -202,9 +205,10 @@ class IndexKind(ABC, Generic[Entry, Opened]):
 
     @abstractmethod
     def query(self, ranges: Sequence[KeyRanges]) -> IndexQuery | None:
-        """Return a query for files with a row whose keys are in these ranges, one range per term.
+        """Return a query for files with a row whose keys are in these ranges. There are ranges for each term.
 
-        Return None if the index cannot prune.
+        Returns:
+            None if the index cannot prune.
         """
 
     @abstractmethod
@@ -215,7 +219,11 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """
 
     def check_rows(self, index: Opened, rows: int) -> str | None:
-        """Return a description if the number of entries is wrong for data files of `rows` rows, otherwise None."""
+        """Return the problem if the index has the wrong number of entries for data files of `rows` rows.
+
+        Returns:
+            None if the number is right.
+        """
         return None
 
     def compare(self, index: Opened, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

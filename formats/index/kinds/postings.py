@@ -1,10 +1,10 @@
 """Postings: the distinct keys of all data files in order, and the files that contain each key.
 
 If keys occur in several files, the files of each key are stored as a row of bits or as a list, in the
-smaller form. Otherwise this would store every key twice, with little benefit. In this case only the
-lowest and the greatest key of each file are stored. If they do not decide a lookup, it searches the
-file's own dictionary. For a range of many keys, the lowest and the greatest rank decide most files. This
-module is pure.
+smaller form. Otherwise, this would store every key twice, with little benefit. In this case only the
+lowest and the greatest key of each file are stored. If these two keys do not decide a lookup, it searches the
+file's own dictionary. For a range of many keys, the lowest and the greatest rank decide most files. The functions have
+no side effects.
 
 Postings are stored in the form of `pieces.py`: the numbers of distinct keys and of files, the form of the
 keys, the layout.
@@ -12,7 +12,7 @@ keys, the layout.
 The pieces of MATRIX and LISTS are: the dictionary; the lowest and the greatest rank of each file,
 u32[files] twice (2^32 - 1 and 0 for a file without keys). For MATRIX the bits follow,
 u64[keys][ceil(files / 64)]. For LISTS the lists of files of all keys follow, concatenated, in 1, 2 or 4
-bytes, and then their starts, `pack_numbers` of keys + 1.
+bytes, and then the starts of the lists, `pack_numbers` of keys + 1.
 
 The pieces of EDGES are the lowest and the greatest key of each file, u64[files] twice, or their first 64
 bytes, padded with zeros, twice.
@@ -55,16 +55,16 @@ SHARED_MAX_FRACTION, UNSHARED_MAX_FRACTION = 1.0, 0.25
 """The maximum size of the files of each key, as a fraction of the size of the sections: if keys are shared by files,
 and if they are not."""
 SMALL_INDEX_MAX_BYTES = 1 << 16
-"""The maximum for small indexes."""
+"""The maximum size of postings in a small index. In a larger index, the size of the sections limits them."""
 SHARED_BY = 4
-"""Keys count as shared if each key occurs in this number of files on average."""
+"""The average number of files per key from which keys count as shared."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
 """The maximum number of distinct keys, and of their bytes, that are sorted in memory. Larger sets are
 treated as not shared.
 """
 _NEVER = (1 << 32) - 1
-"""The lowest rank of a file without keys; no interval of ranks contains it."""
+"""The lowest rank of a file without keys. No interval of ranks contains it."""
 _BATCH_KEYS = 1 << 22
 _WIDE_MAX = 32
 """The maximum number of wide ranges (of several keys) that are first compared with the lowest and greatest
@@ -134,7 +134,7 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         union = rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
-            return None  # Each key takes at least a byte.
+            return None  # Each key takes at least one byte.
     return union
 
 
@@ -381,8 +381,9 @@ class Postings:
     def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
         """Compare wide intervals with the lowest and greatest rank of each file.
 
-        Return (the marks that this decides, the begins and the ends of the intervals that still have to be looked
-        up).
+        Returns:
+            (the marks that this comparison decides, the begins and the ends of the intervals that still have to be
+            looked up)
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
@@ -445,7 +446,7 @@ class Postings:
         return marks
 
     def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a piece as an array of `count` numbers; the array is cached if it was decompressed.
+        """Return a piece as an array of `count` numbers. If the array was decompressed, it is cached.
 
         The size is checked before the piece is decompressed.
         """

@@ -21,7 +21,7 @@ from seamark.formats.index.keys.keys import Key, KeyRanges, Keys, has_codes
 Flags = npt.NDArray[np.uint8]
 
 KEYS_MAX = 100_000
-"""The maximum number of keys of a predicate that are looked up by hash; a longer list cannot prune."""
+"""The maximum number of keys of a predicate that are looked up by hash. A longer list cannot prune."""
 COMBINATIONS_MAX = 10_000
 """The maximum number of combinations of the equalities on the columns of a composite key."""
 
@@ -61,8 +61,10 @@ def key_of_predicate(predicate: Bound) -> PredicateKey:
 def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     """Return the keys that a matching row can have, as a column for each term.
 
-    For several terms, the result has all combinations. Return None if the ranges contain more than single
-    keys, or if there are too many keys.
+    For several terms, the result has all combinations.
+
+    Returns:
+        None if the ranges contain more than single keys, or if there are too many keys.
     """
     lists: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:

@@ -48,7 +48,7 @@ Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Found = tuple[Longs, Ints, Longs]
-"""(query, file, position) of each match, ordered by query, file, position."""
+"""The columns (query, file, position) of the matches, ordered by query, file, position."""
 
 ROWS_MAX = (1 << 32) - 1
 """The maximum number of rows of a data file: positions are uint32."""
@@ -59,9 +59,10 @@ COLUMNS_MAX = 32
 
 _MAGIC = b"SMRECORD"
 _TRAILER = struct.Struct("<8sQQIIQ16x")
-"""Magic, numbers of entries, pages and data files, bytes per page, XXH64 of fences and counts, zeros.
+"""The trailer of a blob.
 
-The XXH64 of the trailer follows.
+Its fields are the magic, the numbers of entries, pages and data files, the bytes per page, the XXH64 of fences
+and counts, and zeros. The XXH64 of the trailer follows.
 """
 _SUM = struct.Struct("<Q")
 _PAGES_AT_ONCE = 256
@@ -102,12 +103,12 @@ def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
-    """Merge blobs into one, and yield its parts. The merge has only a few pages in memory.
+    """Merge blobs into one blob, and yield its parts. The merge has only a few pages in memory.
 
     The result has the kept files of each blob, in order.
 
     Args:
-        parts: (blob, the files to keep as bool[files]).
+        parts: For each part, (its blob, the files to keep as bool[files]).
 
     Raises:
         ValueError: A page is damaged.
@@ -237,7 +238,7 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
 
 
 class Record:
-    """An opened blob, which may be a memory-mapped file. The object keeps it alive, and is thread-safe.
+    """An opened blob, which may be a memory-mapped file. The object keeps the memory alive, and is thread-safe.
 
     Raises:
         ValueError: The blob is damaged. The constructor checks the directory, and the first read of a page
@@ -277,7 +278,7 @@ class Record:
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
-        """Return (file, position) of each row with one hash. This is `lookup` without arrays."""
+        """Return (file, position) of each row with one hash. The result is that of `lookup`, without arrays."""
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
@@ -311,7 +312,7 @@ class RecordQuery:
         return RecordQuery(*hash_halves(columns))
 
     def of(self, index: Record) -> Flags:
-        """See `IndexQuery.of`."""
+        """Return the files that may match, as `IndexQuery.of` does."""
         return files_of(index.lookup(self.high, self.low), index.files)
 
 
@@ -338,7 +339,7 @@ class RemoteRecord:
 class RecordKind(IndexKind[FileRecords, Record]):
     name = "record"
     alignment = PAGE_BYTES
-    """The alignment of the index's pages to pages of the disk."""
+    """The alignment with which the pages of the index are aligned to pages of the disk."""
     columns_max = COLUMNS_MAX
     answers_keys = True
 

@@ -4,10 +4,10 @@ A row's value is stored as its rank in the file's dictionary. Slice i has bit i 
 ceil(log2(cardinality)) slices represent the column. A comparison is an interval of ranks, and reads each
 slice once. If most rows have one value and few rows have other values, a bitmap per value is smaller and
 is stored instead. In all other cases compressed slices are equally small (measured). Null and NaN have
-separate bitmaps, which mask the rank 0 of those rows. This module is pure.
+separate bitmaps, because those rows have the rank 0, too. The functions have no side effects.
 
 A section is stored in the form of `pieces.py`: the numbers of rows and of distinct values, the form of
-the keys, layout SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces. These are the
+the keys, layout SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces. The pieces are the
 dictionary, the null rows, the NaN rows, and then the slices, the lowest first, or the bitmaps by rank.
 Values are clipped to 1,024 bytes: the result for a longer bound may contain more rows.
 """
@@ -185,8 +185,8 @@ class Section:
 
         Args:
             marks: uint8[cardinality]: 1 for a marked rank.
-            among: The rows to search. None: all.
-            slices: See `rows_where`.
+            among: The rows to search; None for all rows.
+            slices: Returns the first result of `decode_slices`, which may be cached.
         """
         rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
         if keyless is not None:
@@ -264,7 +264,7 @@ class Section:
     def _union_bitmaps(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
         """Return the union of the bitmaps of the ranks.
 
-        If it reads fewer bitmaps, the result is the complement of the union of the other ranks.
+        If fewer bitmaps are read that way, the complement of the union of the other ranks is computed instead.
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         inverted = 2 * len(ranks) > self.cardinality
@@ -275,7 +275,7 @@ class Section:
 
 
 def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
-    """Return the rows whose rank is in one of the intervals; there is at least one interval."""
+    """Return the rows whose rank is in one of the intervals. There is at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:
         return _where_interval(slices, int(begins[0]), int(ends[0]), cardinality)

@@ -7,7 +7,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 
 Range = tuple[int, int]
-"""(offset in the blob, length in bytes)."""
+"""A range of a blob: (offset in the blob, length in bytes)."""
 
 
 class SparseMemory:

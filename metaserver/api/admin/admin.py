@@ -1,8 +1,8 @@
 """Routes of access control: tokens, grants and the audit log.
 
 Tokens and the log belong to the whole catalog, so they require an admin of the catalog. Grants belong to a
-namespace. Its admin grants and revokes roles on the namespace and below it, and sees no other grants. Only the answer
-that creates a token contains its secret; digests are never returned.
+namespace. An admin of a namespace grants and revokes roles on the namespace and below it, and sees no other grants.
+Only the answer that creates a token contains its secret; digests are never returned.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRANT_QUERY = (
     Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
 )
 _GRANTS_MAX = 1000
-"""The number of grants that a request to create a token may contain."""
+"""The maximum number of grants in a request that creates a token."""
 _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
@@ -110,7 +110,7 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
 )
 async def list_tokens(call: Call) -> TokenPage:
     now_ms = call.components.clock.now_ms()
-    # A name contains no space, so the pairs sort like the text.
+    # A name contains no space, so the pairs have the same order as the texts.
     tokens = {f"{token.name} {token.id}": token for token in await call.components.store.tokens()}
     page, next_page_token = _page(call, tokens)
     return TokenPage([_token(token, now_ms) for token in page], next_page_token)

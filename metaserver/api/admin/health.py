@@ -1,8 +1,8 @@
 """GET /healthz: the process is alive. GET /readyz: the process can serve requests, and can write to store and storage.
 
-The routes are separate because the remedies differ: an unhealthy process is restarted, an unready process gets no
-traffic. An unavailable database must not make an orchestrator restart all replicas. Neither route needs a login, and
-both return only the state and its reason.
+The routes are separate because an orchestrator acts differently on them: it restarts an unhealthy process, and sends no
+traffic to a process that is not ready. An unavailable database must not make an orchestrator restart all replicas.
+Neither route needs a login, and both return only the state and its reason.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """POST /v1/oauth/tokens: OAuth 2.0 for clients that are configured with a `credential`.
 
-The Iceberg REST specification deprecates this route, but Spark, Trino, Flink, PyIceberg and DuckDB still use it. It
-has two grants:
+The Iceberg REST specification deprecates this route, but Spark, Trino, Flink, PyIceberg and DuckDB still use it. The
+route supports two grants:
 
 - Client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, and `client_secret` is
-  the token itself, in the form or as HTTP Basic. Clients that are configured with a secret only send no id, which the
+  the token itself, in the form or as HTTP Basic. Clients that are configured only with a secret send no id, which the
   server accepts.
 - Token exchange (RFC 8693), with which Java clients refresh. An access token alone yields an access token with the
-  same expiry: a client cannot prolong a login without the secret, so a stolen access token expires. Java sends Basic
+  same expiry. A client cannot prolong a login without the secret, so a stolen access token expires. Java sends Basic
   credentials once the token has expired. With them, an access token of the same holder yields an access token with a
   full lifetime, even if the old token has expired. A bearer token of this server is returned unchanged, because it is
   the secret. A token of the OIDC issuer is also returned unchanged, because only the issuer can prolong it.
 
-The answer is a JWT (`access/issued.py`) that expires with the bearer token it was created from. Without logins (auth =
-none) the server accepts any credentials, for clients that require some. Errors have the form of OAuth (RFC 6749, 5.2),
-which clients expect here instead of the form of the catalog.
+The answer is a JWT (`access/issued.py`) that expires with the bearer token from which it was created. Without
+logins (auth = none) the server accepts any credentials, because some clients require credentials. Errors have the
+form of OAuth (RFC 6749, 5.2), which clients of this route expect, instead of the form of the catalog.
 """
 
 from __future__ import annotations
@@ -139,9 +139,12 @@ async def _read_form(request: web.Request) -> dict[str, str]:
 
 
 def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
-    """Return (client id if present, secret) from the form or HTTP Basic; None without both.
+    """Return (client id if present, secret) from the form or HTTP Basic.
 
     If both are present, they must be equal.
+
+    Returns:
+        None if neither is present.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
@@ -166,7 +169,7 @@ async def _login(authenticator: Authenticator, name: str | None, secret: str) ->
     except Unauthenticated as error:
         raise _Refusal("invalid_client", error.message) from None
     if name is not None and name != login.principal.name:
-        # The message must not reveal whose secret it is.
+        # The message must not reveal to whom the secret belongs.
         raise _Refusal("invalid_client", "The client_secret does not belong to this client_id")
     return login
 

@@ -21,7 +21,7 @@ from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
 INTERVAL_S = 5.0
-"""How long a positive answer is cached. A negative answer is cached for a fifth of this time."""
+"""The time for which a positive result is cached. A negative result is cached for a fifth of this time."""
 TIMEOUT_S = 2.0
 _SMALL_SHARE = 20
 _LEASE = "readiness"
@@ -41,7 +41,7 @@ class Readiness:
         self._holder = str(clock.uuid4())
 
     async def check(self) -> dict[str, str]:
-        """Return the state of each part: "ok", or the problem without hosts and paths."""
+        """Return the state of each checked component: "ok", or the problem without hosts and paths."""
         if self._clock.monotonic() < self._until_s:
             return self._answers
         async with self._asking:
@@ -73,7 +73,7 @@ class Readiness:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._store.transact([probe])
-        except CommitConflict:  # Another replica has written.
+        except CommitConflict:  # Another replica has written at the same time, so the database accepts writes.
             return "ok"
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"

@@ -33,12 +33,13 @@ UNREAD_DAYS, UNREAD_DAYS_MAX = 30, 3650
 
 
 class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
-    """A column that no query reads in partitions from an age on.
+    """A column that no query reads in partitions above a certain age.
 
     Attributes:
-        days_unread: Days since the last read of the column in partitions of at least this age, or since the first read
+        days_unread: The days since the last read of the column in partitions of at least this age, or since the first
+            read
             of the table.
-        size_in_bytes: The bytes of the column in these partitions, on storage.
+        size_in_bytes: The stored bytes of the column in these partitions.
     """
 
     column: str
@@ -167,7 +168,7 @@ class _Advisor:
                     break
 
     def _ends(self, rows: Longs) -> Longs:
-        """Return int64[files]: the end of each file's partition; MISSING if it has no time."""
+        """Return int64[files]: the end of each file's partition; MISSING if the partition has no time."""
         parts = []
         for number, local in by_block(self.view, rows):
             ends = find_partition_ends_ms(self.view, number, local, self.metadata)
@@ -175,7 +176,7 @@ class _Advisor:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _boundary_ms(self, time: TimeColumn, age_d: int) -> int:
-        """Return the time before which partitions have this age.
+        """Return the time that is the upper limit of partitions that have this age.
 
         The time is a boundary of a partition in each spec that partitions by the column.
         """
@@ -192,7 +193,7 @@ class _Advisor:
 
 
 def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
-    """Return the columns inside a column."""
+    """Return the ids of the columns that are nested in a column."""
     return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
 
 

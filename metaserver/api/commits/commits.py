@@ -1,7 +1,7 @@
 """The commit route: a writer sends a change to a table, and the server creates the snapshot (docs/design/0004).
 
-A repeated request has the same idempotency key, or the same producer and sequence. It gets the first answer with the
-current metadata location of the table.
+A repeated request has the same idempotency key, or the same producer and sequence. The server answers it with the first
+answer and the current metadata location of the table.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
 
 LASTS_MS = 5000
-"""How long the lease lasts. A killed job delays the next job by at most this time.
+"""The duration of the lease. A killed job delays the next job by at most this time.
 
 Jobs renew the lease several times.
 """
@@ -42,7 +42,7 @@ class RewriteLease(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """The information in the lease about its holder, while the lease is valid."""
+    """The information about the holder of the lease that the lease contains while it is valid."""
 
     holder: str
     job: str
@@ -86,7 +86,8 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
 async def _read_holder(call: Call, name: str, now_ms: int) -> _Holder | None:
     """Return the holder of the lease.
 
-    None if no job has the lease, or if a server of another version wrote it.
+    Returns:
+        None if no job has the lease, or if a server of another version wrote it.
     """
     try:
         return from_json(await call.components.store.lease_state(name, now_ms), _Holder)

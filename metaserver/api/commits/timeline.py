@@ -34,7 +34,10 @@ _STATES = frozenset(state.value for state in InstantState)
 LATEST = "latest"
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
-"""The interval between comments on an idle stream. They keep proxies from closing it and detect closed connections."""
+"""The interval between comments on an idle stream.
+
+They keep proxies from closing the stream, and detect closed connections.
+"""
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100
 
@@ -123,7 +126,7 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
 
 
 async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
-    """Return the answer. `namespace` is the namespace whose rights apply to this timeline."""
+    """Return the instants that match `where`. The rights on `namespace` apply."""
     timeline = call.components.timeline
     where, limit, wait_s = _read_query(call, where)
     if where.since == LATEST:
@@ -141,9 +144,9 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
 
 
 def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
-    """Return the instant as an answer.
+    """Return the instant in the form of the API.
 
-    If a table was moved to a namespace that the caller may not see, the answer omits its new name.
+    If a table was moved to a namespace that the caller may not see, its new name is left out.
     """
     answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
@@ -206,8 +209,9 @@ def _number(text: str, name: str) -> float:
 async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
-    Login and rights are checked before each write, and every `rights_recheck_s` in between. When they end, the stream
-    ends with an event `error` that contains the refusal."""
+    Login and rights are checked before each write, and every `rights_recheck_s` in between. When the login ends or
+    the rights are lost, the stream ends with an event `error` that contains the refusal.
+    """
     async with timeline.watch_instants(where) as watcher:
         response = web.StreamResponse(
             headers={
@@ -232,7 +236,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
             with suppress(ConnectionError):
                 await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
         except SeamarkError as error:
-            # The status was sent already. The client reconnects with Last-Event-ID and then receives the error.
+            # The status has been sent already. The client reconnects with Last-Event-ID and then receives the error.
             _log.warning("event stream ends", error=error.message, request_id=call.request_id)
         return response
 

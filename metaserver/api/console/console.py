@@ -1,8 +1,8 @@
 """The web console's page at `/`, and its assets below `/console/`.
 
-The assets are public and the same for all users: the page gets all data by the API with the user's token. The server
+The assets are public and the same for all users. The page reads all data from the API with the user's token. The server
 reads the assets once, so no path of a request reaches the file system. The folder in their URL is a digest of all
-assets: browsers cache them without revalidation, and a new version has new URLs.
+assets, so browsers can cache them without revalidation, and a new version has new URLs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Asset(NamedTuple):
 
 
 class Assets(NamedTuple):
-    """The files of the console, by path below the folder.
+    """The files of the console, by their path below the console's folder.
 
     Attributes:
         page: `index.html` with the URLs of the assets.
@@ -85,7 +85,8 @@ def load_assets() -> Assets:
         whole.update(f"{name} {len(content)}\n".encode() + content)
     digest = whole.hexdigest()[:16]
     modules = [name for name in contents if name.endswith((".js", ".mjs"))]
-    # The browser requests all modules at once. Without this, each level of imports would wait for the level before.
+    # With these links, the browser requests all modules at once. Otherwise, each level of imports would wait
+    # for the level before it.
     links = "\n".join(f'    <link rel="modulepreload" href="{_ROOT}{name}">' for name in modules)
     page = page.replace(f"    {_MODULES}", links).replace(_ROOT, f"console/{digest}/")
     files = {name: _asset(name, content) for name, content in contents.items()}

@@ -1,7 +1,7 @@
 """Converts numpy columns to Arrow without copies where possible, and tables to Arrow IPC streams.
 
-Types correspond to Iceberg types (specification: "Parquet", whose logical types are Arrow's); UUIDs and fixed are
-bytes. Metadata of an answer, such as the token of its next page, is metadata of the stream's schema.
+Arrow types correspond to Iceberg types as in the specification ("Parquet", whose logical types are Arrow's). UUIDs and
+fixed are bytes. Metadata of an answer, such as the token of the next page, is metadata of the stream's schema.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> byte
 
 
 def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
-    """Return int64[rows] with MISSING as null, as `kind` (default int64): a type of 32 or 64 bits with integer
-    storage.
+    """Return int64[rows] as an array of type `kind` (default int64), with MISSING as null.
+
+    `kind` is a type of 32 or 64 bits with integer storage.
     """
     arrow = kind or pa.int64()
     present = values != MISSING
@@ -106,7 +107,7 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
 def arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type for the bounds of an Iceberg type; null for types without an order.
 
-    Bounds may be shorter than values, so this type may differ from the type of the values.
+    Bounds may be shorter than values, so this type may differ from the Arrow type of the values.
     """
     if base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
@@ -148,5 +149,5 @@ def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
 
 
 def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """Return the validity bitmap, or None if no value is null."""
+    """Return the validity bitmap; None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

@@ -1,8 +1,8 @@
 """Decodes Arrow IPC streams from clients, which are not trusted.
 
 The rule: before anything is decoded, the stream is checked for compression and its rows are counted, and no value is
-used before Arrow has validated it. A small body therefore cannot become large: streams with compressed buffers
-are refused (a client may use `Content-Encoding` instead).
+used before Arrow has validated it. Streams with compressed buffers are refused, so a small body cannot become
+large. A client may use `Content-Encoding` instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 
 
 def _rows_of(message: memoryview, subject: str) -> int:
-    """Return the number of rows that a record batch message states; 0 for other messages."""
+    """Return the number of rows in the header of a record batch message; 0 for other messages."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0

@@ -1,7 +1,7 @@
 """The size of Arrow data after decoding: a small stream can represent many values.
 
-A dictionary, a run or a view names a value many times, and null arrays and fixed-size lists of nulls have no bytes. The
-size is estimated before such arrays are decoded.
+A dictionary, a run or a view can refer to one value many times, and null arrays and fixed-size lists of nulls have no
+bytes. The size is estimated before such arrays are decoded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NESTED_VALUE_BYTES = 8
 
 
 def expanded_bytes(array: pa.Array, path: str) -> int:
-    """Return about how many bytes the array has without dictionaries, runs and views.
+    """Return the approximate number of bytes that the array has without dictionaries, runs and views.
 
     Raises:
-        BadRequest: The array has values in a form whose size is not estimated.
+        BadRequest: The size of the array's values cannot be estimated.
     """
     kind: Any = array.type
     if isinstance(array, pa.ExtensionArray):

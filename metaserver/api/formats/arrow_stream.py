@@ -1,8 +1,8 @@
 """Writes one record batch as an Arrow IPC stream in a single buffer. Columns are decoded directly into the buffer.
 
-Arrow's writer takes complete arrays and copies them. Here the head of the message is computed first, and packed columns
-of blocks are unpacked behind it. The head is a FlatBuffer (Arrow, "Serialization and Interprocess Communication",
-Message.fbs). The tables of a FlatBuffer may have any order; here the order is fixed.
+Arrow's writer takes complete arrays and copies them. This module computes the head of the message first, and then
+unpacks the packed columns of blocks behind the head. The head is a FlatBuffer (Arrow, "Serialization and
+Interprocess Communication", Message.fbs). The tables of a FlatBuffer may have any order; here the order is fixed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
 _TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
-"""The fixed tables of a message, in this order: the offset of the message; its vtable and the vtable of the batch; the
-message (vtable, header, length of the body, version, kind of header); the batch (vtable, nodes, rows, buffers); and
-the number of nodes, which follow.
+"""The fixed tables of a message.
+
+Their order is: the offset of the message; the vtables of the message and of the batch; the message (vtable,
+header, length of the body, version, kind of header); the batch (vtable, nodes, rows, buffers); and the number of
+nodes, which follow.
 """
 _MESSAGE, _BATCH, _NODES = 32, 56, 84
 _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
@@ -69,13 +71,13 @@ class RecordBatchWriter:
         return buffer
 
     def _sizes(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
-        """Return the sizes of the column's buffers; 0 for a validity bitmap that is not needed."""
+        """Return the sizes of the column's buffers. The size is 0 for a validity bitmap that is not needed."""
         if isinstance(part, IntegerColumn):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
 
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
-        """Write the columns and return the number of nulls of each."""
+        """Write the columns, and return the number of nulls of each column."""
         nulls = []
         spans = iter(offsets)
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
@@ -96,7 +98,7 @@ class RecordBatchWriter:
 
 
 def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
-    """Return the buffers of an array in a stream; an array of type null has none."""
+    """Return the buffers of an array in a stream. An array of type null has no buffers."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 

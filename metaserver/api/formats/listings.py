@@ -73,7 +73,7 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
 
 
 class Listing(Protocol):
-    """Items numbered from 0, in an order that depends only on the snapshot."""
+    """Items that are numbered from 0. Their order depends only on the snapshot."""
 
     @property
     def total(self) -> int: ...
@@ -97,7 +97,7 @@ def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[
 class FileListing:
     """The data files of a snapshot, then its delete files.
 
-    `scan` covers the whole snapshot and gives the delete files of each data file.
+    `scan` covers the whole snapshot, and determines the delete files of each data file.
     """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
@@ -164,7 +164,7 @@ class _FilesPage:
         return files.longs(name.replace("-", "_"))
 
     def _contents(self) -> Longs:
-        """Return the content of each file. Manifests of format version 1 have no content column."""
+        """Return the content type of each file. Manifests of format version 1 do not have it."""
         return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
 
     def _formats(self) -> tuple[Longs, list[str]]:
@@ -276,9 +276,9 @@ class PartitionListing:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
     def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
-        """Add the files to the columns `names` of records and of files.
+        """Add the files to the two columns in `names`: the number of records and the number of files.
 
-        With `only`, add only the files of this `content`.
+        If `only` is set, add only the files of this `content`.
         """
         within = group_by_partition(within_files)
         counted = (
@@ -308,7 +308,7 @@ class PartitionListing:
         return item
 
     def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
-        """Set the latest known snapshot that added one of the files."""
+        """Set, for each partition, the latest known snapshot that added one of its files."""
         ids, id_positions = np.unique(files.snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
@@ -345,7 +345,8 @@ def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict
 def encode_bound_json(kind: str, value: Value) -> object:
     """Return a bound as a JSON value.
 
-    None for bytes that are not a value of the type, such as truncated bounds of UUIDs.
+    Returns:
+        None for bytes that are not a value of the type, such as truncated bounds of UUIDs.
     """
     try:
         return encode_json(kind, value)

@@ -20,18 +20,18 @@ from seamark.metaserver.api.http.keys import REQUEST_ID
 from seamark.metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
 
 STREAM_FROM_BYTES = 4 << 20
-"""Answers are buffered up to this size and streamed beyond it."""
+"""The maximum size of an answer that is buffered. Larger answers are streamed."""
 BODY_BYTES_MAX = 512 << 10
-"""Larger answers are not joined: joining and writing megabytes blocks the event loop for milliseconds."""
+"""The maximum size of an answer that is joined. Joining and writing megabytes blocks the event loop."""
 SLICE_S = 0.001
-"""How long the server writes an answer before the event loop runs other tasks."""
+"""The time for which the server writes an answer before the event loop runs other tasks."""
 _GZIP_WINDOW_BITS = 31
 """zlib's window bits for gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
 
 class _Encoder:
-    """Buffers an answer, compressed once it is large enough."""
+    """Buffers an answer, and compresses it when it is large enough."""
 
     def __init__(self, *, gzip: bool) -> None:
         self._gzip = gzip
@@ -69,12 +69,12 @@ Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
 async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
-    """Send the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work.
+    """Send the pieces as one JSON answer. The event loop runs other tasks after each `SLICE_S` of work.
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
 
     Args:
-        run: Makes pieces that take longer, one at a time, outside of the event loop.
+        run: Makes the pieces outside of the event loop, one at a time. For pieces that take longer.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic

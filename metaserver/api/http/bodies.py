@@ -2,9 +2,9 @@
 
 The size is that of the uncompressed body, counted while the body arrives; the headers are not trusted. Compressed
 bodies are inflated in small steps, one at a time for the whole worker, and the event loop runs other tasks between two
-steps. A route declares the class of its limit: lists of files, keys and values need more, logins need less. A body is
-read after the login, and after the check of the role if the path states where to check it. Only `getToken` reads bodies
-of unauthenticated clients.
+steps. A route declares the class of its limit: lists of files, keys and values need more than others, and logins need
+less. A body is read after the login, and, if the path determines the namespace, after the check of the role. Only
+`getToken` reads bodies of unauthenticated clients.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
 BYTES_PER_SECOND_MIN = 64 << 10
-"""The minimum rate, in bytes a second, of a body that takes longer than `body_timeout_s`."""
+"""The minimum rate, in bytes per second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
-"""The bytes of an unread body that are read after the answer, because some clients read the answer only then."""
+"""The maximum bytes of a body that are read after the answer, because some clients read the answer only then."""
 _INFLATED_BYTES = 64 << 10
-"""The number of bytes that a step inflates before the event loop runs other tasks: a fraction of a millisecond."""
+"""The number of bytes that a step inflates before the event loop runs other tasks.
+
+A step takes a fraction of a millisecond.
+"""
 _PIECE = 1 << 20
-"""The bytes that are copied or searched in one step: a fraction of a millisecond."""
+"""The number of bytes that are copied or searched in one step, which takes a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """The maximum size of a body that is parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
@@ -61,11 +64,11 @@ def body_limit(size: BodySize, settings: Settings) -> int:
 
 
 async def read(request: web.Request, size: BodySize | None = None) -> bytes:
-    """Return the body, uncompressed as its Content-Encoding says. A second call returns the same bytes.
+    """Return the body, uncompressed according to its Content-Encoding. A second call returns the same bytes.
 
     Args:
         request: The request.
-        size: The class of the route's limit, for callers that know it.
+        size: The class of the route's limit, if the caller knows it.
 
     Raises:
         TooLarge: The body exceeds the limit.
@@ -117,7 +120,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
 
 
 def _slot_of(request: web.Request) -> RequestSlot | None:
-    try:  # A `get` on aiohttp's requests costs twice as much.
+    try:  # A call of `get` on aiohttp's requests costs twice as much.
         return request[SLOT]
     except KeyError:
         return None
@@ -164,14 +167,14 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
     if not pieces:
         return bytes(received)
     pieces.append(bytes(received))
-    # In a thread, and without the interpreter's lock: a copy of 64 MB takes tens of milliseconds.
+    # The copy runs in a thread, and without the interpreter's lock: copying 64 MB takes tens of milliseconds.
     return await asyncio.to_thread(b"".join, pieces)
 
 
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
-    """Inflate one step of the body. The event loop runs other tasks after it.
+    """Inflate one step of the body. The event loop runs other tasks after the step.
 
-    Only one of all compressed bodies makes a step at a time, so together they take no more of the event loop than one
+    Only one compressed body is inflated at a time, so all of them together use no more of the event loop than one
     body.
     """
     async with request.app[COMPONENTS].worker_limits.inflating.of(_holder(request)):
@@ -189,7 +192,7 @@ def _holder(request: web.Request) -> str:
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
     """Close the connection after the answer to a request whose body was not read to its end.
 
-    The server does not know where the next request begins, and the rest is not worth reading.
+    The server does not know where the next request begins, and reading the rest of the body would cost too much.
     """
     if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
@@ -205,7 +208,7 @@ def parse_now(body: bytes, shape: type[T]) -> T:
     """Return the value of a JSON body of this msgspec type.
 
     Raises:
-        BadRequest: The body is not JSON of this type; the message names the field that is wrong.
+        BadRequest: The body is not JSON of this type; the message names the wrong field.
         TooLarge: The body has too many objects and arrays.
     """
     if not body:

@@ -1,8 +1,8 @@
 """The components of a server, declared once: the composition root opens them and the routes use them.
 
-A handler reads them from its call, `call.components.catalog`. There is no service locator and no module state, so two
-servers can run in one process, for example in tests of replicas. A module of routes adds a component that only it uses
-to the application itself (`add_components`).
+A handler gets a component from its call, as in `call.components.catalog`. There is no service locator and no module
+state, so two servers can run in one process, for example in tests of replicas. If only one module of routes uses a
+component, this module adds it to the application itself (`add_components`).
 """
 
 from __future__ import annotations
@@ -79,16 +79,18 @@ class ServerComponents:
     keyring: StoredKeyring
     gateway_keys: GatewayKeys
     peers: Peers | None
-    """The other replicas. None without `peer_address`."""
+    """The other replicas. None if `peer_address` is not set."""
     services_status: ServicesStatus
     audit: AuditLog
     tracer: Tracer | None
     """The tracer. None if tracing is off."""
     worker_limits: WorkerLimits
     certificate: Certificate | None
-    """The certificate of the server. None without TLS."""
+    """The certificate of the server. None if the server does not use TLS."""
     drain: asyncio.Event
-    """Set when the server stops: readiness fails, long-polls return, and connections are closed after the answer."""
+    """An event that is set when the server stops: readiness fails, long-polls return, and connections are closed
+    after the answer.
+    """
 
 
 COMPONENTS: web.AppKey[ServerComponents] = web.AppKey("components", ServerComponents)

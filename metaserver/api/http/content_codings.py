@@ -1,8 +1,10 @@
-"""Content codings of request bodies (RFC 9110, 8.4), decoded in steps of bounded size. No clock, no input or output.
+"""Content codings of request bodies (RFC 9110, 8.4), decoded in steps of bounded size.
 
-aiohttp inflates all bytes that have arrived at once, in the event loop, before a handler can refuse them. Here a caller
-inflates as many bytes as it has time for. Both limits are checked before more is inflated: the limit on bytes, and the
-ratio of uncompressed bytes to received bytes.
+The module uses no clock and no I/O.
+
+aiohttp inflates all bytes that have arrived at once, in the event loop, before a handler can refuse them. Here a
+caller inflates as many bytes as it has time for. Two limits are checked before more bytes are inflated: the number
+of bytes, and the ratio of uncompressed bytes to received bytes.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ MEMBERS_MAX = 1000
 RATIO_MAX = 200
 """The maximum ratio of uncompressed to received bytes for a body above `RATIO_FREE_BYTES`.
 
-Text has a tenth of this ratio.
+The ratio of usual text is a tenth of this limit.
 """
 RATIO_FREE_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 10
-"""The compressed bytes that are inflated between two checks of the ratio."""
+"""The number of compressed bytes that are inflated between two checks of the ratio."""
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
 def coding_of(values: Sequence[str]) -> str:
-    """Return the coding that the values of Content-Encoding list; "" if there is none.
+    """Return the coding that the values of Content-Encoding list; "" if they list none.
 
     Raises:
         UnsupportedMediaType: The coding is not in `ACCEPTED`, or there are several codings. Each further coding would
@@ -49,7 +51,8 @@ def coding_of(values: Sequence[str]) -> str:
 class Inflater:
     """Inflates one body.
 
-    Call `feed` with each received part, then `inflate` until it returns nothing, and `finish` at the end of the input.
+    Call `feed` with each received part, then `inflate` until it returns no bytes. At the end of the input, call
+    `finish`.
     """
 
     def __init__(self, coding: str) -> None:
@@ -85,7 +88,11 @@ class Inflater:
         return b""
 
     def finish(self) -> None:
-        """Raise BadRequest if the input ends before the compressed stream does."""
+        """Check that the compressed stream is complete at the end of the input.
+
+        Raises:
+            BadRequest: The input ends before the compressed stream ends.
+        """
         if self._sent and not (self._stream is not None and self._stream.eof):
             raise self._to_bad_request("ends too early")
 

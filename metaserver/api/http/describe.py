@@ -2,7 +2,8 @@
 
 `dispatch.Route` adds the functions that handle requests. The description is attached to the function that aiohttp
 calls. The middleware, `bodies.py` and `openapi.py` read it, so that limits, document, metrics and log agree with the
-route. The Iceberg REST specification describes the routes without answers.
+route. The description of a route of the Iceberg REST specification has no answers, because the specification describes
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ATTRIBUTE = "seamark_operation"
 class Parameter(msgspec.Struct, frozen=True):
     name: str
     where: str
-    """The place of the parameter: path, query or header."""
+    """The location of the parameter: path, query or header."""
     description: str
     schema: dict[str, Any]
     required: bool = False
@@ -41,7 +42,7 @@ _PATH = {
     "name": "Name of the token.",
     "statement": "Id of the statement, from the request or the header X-Seamark-Statement.",
 }
-"""Variables of Seamark's paths."""
+"""The variables of the paths of Seamark's API."""
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
@@ -56,11 +57,11 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     status: int
     description: str
     schema: Any = None
-    """JSON schema of the body, or the type that it is derived from; None when the body is empty or not JSON."""
+    """The JSON schema of the body, or the type from which it is derived. None if the body is empty or not JSON."""
 
 
 class BodySize(Enum):
-    """The class of a body's limit; each has a setting."""
+    """The class of a body's limit. Each class has a setting."""
 
     LOGIN = "the only body that is read from strangers: two tokens of the longest kind fit"
     SMALL = "the default"
@@ -78,9 +79,9 @@ class Description(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] = ()
     """The parameters, without the variables of the path."""
     answers: tuple[ResponseSpec, ...] = ()
-    """The answers. The first is the success."""
+    """The answers. The first answer is the success."""
     body: Any = None
-    """JSON schema of the JSON body, or the type that it is derived from; None without a body."""
+    """The JSON schema of the JSON body, or the type from which it is derived. None if there is no body."""
     is_body_optional: bool = False
     body_size: BodySize = BodySize.SMALL
     public: bool = False
@@ -88,7 +89,10 @@ class Description(msgspec.Struct, frozen=True):
     load.
     """
     waits: bool = False
-    """Whether the request may wait for a long time. It then has a separate limit and is not counted as in flight."""
+    """Whether the request may wait for a long time.
+
+    If it may, it has a separate limit and is not counted as in flight.
+    """
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Declares a route once, and dispatches its requests: namespace, rights, names, body, handler, encoding, in this order.
+"""Declares a route once, and dispatches its requests in this order: namespace, rights, names, body, handler, encoding.
 
 A `Route` states method, path, operation, parameters, answers, limits, and where the right is checked. A handler takes a
 `Call` and the parsed body, returns a value, and does not see the HTTP request. The body is read only after the caller
@@ -74,7 +74,7 @@ _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
 
 def list_served_paths(app: web.Application, template: str) -> list[str]:
-    """Return the paths at which a template of the specification is served."""
+    """Return the paths at which the server serves a template of the specification."""
     if not template.startswith(_PREFIXED):
         return [template]
     prefixes = ["/v1/", _prefix_path_of(app)]
@@ -98,18 +98,18 @@ def list_served_endpoints(app: web.Application) -> list[str]:
 
 
 def _prefix_path_of(app: web.Application) -> str | None:
-    """Return `/v1/<prefix>/`; None without a configured prefix."""
+    """Return `/v1/<prefix>/`; None if no prefix is configured."""
     prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None
 
 
 B = TypeVar("B")
 _NOT_NAMES = ("namespace", "name", "plan_id", "statement")
-"""Variables that are not names of entries; handlers read them from `Call.variables`."""
+"""The variables of paths that are not names of entries. Handlers read them from `Call.variables`."""
 
 
 class Check(Enum):
-    """The place where the dispatcher checks the right before it reads the body."""
+    """The place of the right that the dispatcher checks before it reads the body."""
 
     CATALOG = "the whole catalog"
     NAMESPACE = "the namespace in the path"
@@ -202,21 +202,22 @@ class Call:
     async def parse(self, body: bytes, shape: type[B]) -> B:
         """Return the value of a JSON body of this msgspec type.
 
-        A large body is parsed in a thread, one at a time, because the value takes many times its memory.
+        A large body is parsed in a thread, one body at a time, because the value takes many times the memory of the
+        body.
 
         Raises:
-            BadRequest: The body is not JSON of this type; the message names the field that is wrong.
+            BadRequest: The body is not JSON of this type; the message names the wrong field.
         """
         if len(body) <= bodies.QUICK_BYTES:
             return bodies.parse_now(body, shape)
         return await self.in_turn(partial(bodies.parse_now, body, shape))
 
     def keep(self, size_bytes: int) -> None:
-        """Count memory that the request uses until its answer as bytes of its body.
+        """Count memory that the request uses until its answer, in addition to the bytes of its body.
 
         Raises:
             RetryLater: The requests in progress use all of the memory.
-            TooManyRequests: The requests of this client use its share.
+            TooManyRequests: The requests of this client use its whole share.
         """
         slot = self._request.get(bodies.SLOT)
         if slot is not None:
@@ -250,7 +251,8 @@ class Call:
     async def recheck(self, *namespaces: NamespacePath) -> None:
         """Repeat the checks of login and rights during a long answer.
 
-        Without namespaces, a route that is checked somewhere requires the right in any namespace of the catalog.
+        If there are no namespaces, and the route checks the right in any namespace, the right in some namespace of
+        the catalog suffices.
 
         Raises:
             Unauthenticated: The login has ended.
@@ -278,7 +280,7 @@ class Call:
         return self.components.authorizer.visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:
-        """Return the token as the client sent it, and the size."""
+        """Return the page token as the client sent it, and the size of the page."""
         query, page_limit = self.query, self.components.settings.page_limit
         return query.get("pageToken"), page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
 
@@ -290,18 +292,18 @@ Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 class Route(Description, frozen=True):
     """The declaration of a route.
 
-    As a decorator, it makes an `Endpoint` of a handler without a body; `takes` and `takes_bytes` make one of a handler
-    with a body. If the handler of a read-only operation finds a damaged file in the local cache, it is called once
-    more. The second call reads the file from the storage.
+    As a decorator, it makes an `Endpoint` of a handler without a body. `takes` and `takes_bytes` make an `Endpoint`
+    of a handler with a body. If the handler of a read-only operation finds a damaged file in the local cache, it is
+    called once more. The second call reads the file from the storage.
     """
 
     check: Check = Check.NAMESPACE
     is_secret: bool = False
     """Whether caches may not store the answer."""
     is_idempotent: bool = False
-    """Whether a repeat with the same Idempotency-Key gets the first answer (`idempotency.run_idempotent`)."""
+    """Whether a repeated request with the same Idempotency-Key gets the first answer (`idempotency.run_idempotent`)."""
     streams: bool = False
-    """Whether the handler sends its answer itself and therefore sees the request."""
+    """Whether the handler sends its answer itself and therefore receives the request."""
 
     def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
@@ -380,9 +382,9 @@ class Route(Description, frozen=True):
         return make
 
     def takes_request(self, handle: Handler) -> Endpoint:
-        """Make an endpoint of a public route, which has no principal."""
+        """Make an endpoint of a handler that takes the request of a public route, which has no principal."""
         if not self.public:
-            raise TypeError(f"{self.operation} is not public, so that its right has to be checked")
+            raise TypeError(f"{self.operation} is not public, so its right has to be checked")
 
         async def answer(request: web.Request) -> web.StreamResponse:
             return await handle(request)
@@ -391,7 +393,7 @@ class Route(Description, frozen=True):
 
     def _check_body(self) -> None:
         if self.check in (Check.HANDLER, Check.LOGIN):
-            raise TypeError(f"{self.operation} has a body, so that its right has to be checked before the handler")
+            raise TypeError(f"{self.operation} has a body, so its right has to be checked before the handler")
 
     def _opener(self) -> Callable[[web.Request], Call]:
         """Return the function that runs before the body is read: it checks namespace, right and names."""
@@ -437,7 +439,8 @@ class Route(Description, frozen=True):
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
                 raise RuntimeError(f"The handler of {operation} did not check the caller's right")
-            # Check the exact class first: aiohttp's responses are mappings, and checks for mappings run in Python.
+            # Check the exact class first. aiohttp's responses are mappings, and checks for mappings run slowly in
+            # Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
             response = web.Response(status=without) if answer is None else json_answer(answer, with_body)
@@ -465,7 +468,7 @@ def _lists_of(body: object) -> list[list[Any] | tuple[Any, ...]]:
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:
-    """Return a small answer."""
+    """Return a small value as a JSON response."""
     return web.Response(status=status, body=encode_json(value), content_type="application/json")
 
 

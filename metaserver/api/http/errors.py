@@ -2,8 +2,8 @@
 
     {"error": {"message": "...", "type": "NoSuchTableException", "code": 404, "stack": []}}
 
-All errors have this form: Seamark's, those of aiohttp (unknown path, wrong method, large body) and unexpected errors.
-The message of an unexpected error contains only the request id; the log has the details.
+All errors have this form: the errors of Seamark, those of aiohttp (unknown path, wrong method, large body) and
+unexpected errors. The message of an unexpected error contains only the request id; the log has the details.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.api.http.content_codings import ACCEPTED
 
 _FIRST_REQUEST = re.compile(r"(.+)/v1/(?:config|oauth/tokens)")
-"""The path of a client's first request, if the configured URI of the catalog has a path."""
+"""The end of the path of a client's first request.
+
+A path before it means that the client's catalog URI has a path.
+"""
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
 MESSAGE_CHARACTERS_MAX = 8_000
 """The maximum length of a message. A message quotes names and values of the request, which may have megabytes."""

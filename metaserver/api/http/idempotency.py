@@ -1,9 +1,9 @@
 """Idempotency keys: a repeated request with the same key gets the first answer and has no further effect.
 
-The catalog writes the record in the same transaction as the work, so either both exist or neither. As the REST
-specification says (`Idempotency-Key`), successes are recorded, and refusals that a repeated request would get again.
-Three kinds of answers are not recorded: 5xx; 401 and 403, which concern the caller; and 409 CommitFailedException,
-after which the client retries.
+The catalog writes the record in the same transaction as the effects of the request, so either both exist or
+neither. As the REST specification says (`Idempotency-Key`), the server records successes, and refusals that a
+repeated request would get again. Three kinds of answers are not recorded: 5xx; 401 and 403, which concern the
+caller; and 409 CommitFailedException, after which the client retries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from seamark.metaserver.store.port import IdempotencyTaken
 
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
 KEPT_MAX = 20_000
-"""The largest number of recorded refusals of one principal, per worker."""
+"""The maximum number of recorded refusals of one principal, per worker."""
 _NOT_RECORDED = (Unauthenticated, Forbidden, TooLarge)
 
 T = TypeVar("T")
@@ -54,8 +54,10 @@ async def run_idempotent(
         call: The request.
         work: The operation of the request.
         answer: Makes the response from the result of `work`.
-        replayed: The type of that result, if the record may name a metadata file instead of containing the answer.
-        recover: Returns a result that includes the first outcome if that file no longer exists.
+        replayed: The type of the result of `work`, if the record may name a metadata file instead of containing the
+            answer.
+        recover: Returns a result that includes the first outcome, if the metadata file in the record no longer
+            exists.
 
     Raises:
         BadRequest: The key is not a UUIDv7.
@@ -72,7 +74,8 @@ async def run_idempotent(
         except IdempotencyTaken:
             first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
         except CommitConflict:
-            # A concurrent request with the same key may have won; after a refusal the client would delete live files.
+            # A concurrent request with the same key may have succeeded. After a refusal, the client would delete live
+            # files.
             first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
             if first is None:
                 raise
@@ -97,7 +100,8 @@ async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
 async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Record a refusal.
 
-    Return the record of another request with this key if that request was recorded first.
+    Returns:
+        None, or the record of another request with this key if that request was recorded first.
     """
     now_ms = call.components.clock.now_ms()
     now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s

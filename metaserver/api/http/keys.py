@@ -10,6 +10,9 @@ from seamark.metaserver.runtime.staleness import Staleness
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """The principal of the request. The middleware sets it before each handler, except on public routes."""
 STALENESS: web.RequestKey[Staleness] = web.RequestKey("staleness", Staleness)
-"""How old an answer may be; only for requests that allow stale answers."""
+"""The maximum age of an answer. It is set only for requests that allow stale answers."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-"""The client's X-Request-Id if it is valid, otherwise a UUIDv7. Part of the answer, the logs and the audit."""
+"""The client's X-Request-Id if it is valid, otherwise a UUIDv7.
+
+It is part of the answer, the logs and the audit.
+"""

@@ -1,8 +1,8 @@
 """The middleware around every handler: request id, limits, identity, errors, metrics, log, audit and trace.
 
-It is one function: each layer of middleware costs a coroutine and a frame per request, and the order of the steps is
-visible in one place. The log contains method, route template, status, time, size, principal and request id. It never
-contains a query string, a header or a body, because they may contain secrets.
+The middleware is one function, because each layer of middleware costs a coroutine and a frame per request. Also, the
+order of the steps is visible in one place. The log contains method, route template, status, time, size, principal and
+request id. It never contains a query string, a header or a body, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _RequestPipeline:
                 response, error = await answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
-            response.headers["Server"] = "seamark"  # Otherwise aiohttp sends its version and the version of Python.
+            response.headers["Server"] = "seamark"  # By default, aiohttp sends its version and that of Python.
             if self._drain.is_set():
                 response.force_close()
             if error is not None or response.status >= 400 or not request.content.is_eof():
@@ -111,7 +111,7 @@ class _RequestPipeline:
         return response
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows."""
+        """Return the staleness that a read-only request allows; None if it allows none."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
@@ -145,7 +145,7 @@ class _RequestPipeline:
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """Return the handler's answer and None, or the error's answer and the error."""
+        """Return (the handler's answer, None), or (the error's answer, the error)."""
         requests = self._metrics.requests
         requests.answering += 1
         slot: RequestSlot | None = None
@@ -227,7 +227,7 @@ class _RequestPipeline:
         """Return whether the request is recorded in the audit log.
 
         The log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It also
-        omits refusals by a limit: a record of each refusal would bypass the limit.
+        omits refusals by a limit, because recording each refusal would bypass the limit.
         """
         unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
         audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
@@ -238,7 +238,7 @@ class _RequestPipeline:
     def _route(self, request: web.Request) -> tuple[str, Description]:
         """Return the template and the description of the matched route.
 
-        The set of templates is bounded: the template of all unmatched paths is "unrouted".
+        The number of templates is bounded: all unmatched paths have the template "unrouted".
         """
         route = request.match_info.route
         route_description = self._routes.get(id(route))
@@ -276,7 +276,7 @@ class _RequestIds:
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the age of an answer that was made without the database or the storage (RFC 9111, 5.1)."""
+    """Add the age of an answer that was made while the database or the storage did not answer (RFC 9111, 5.1)."""
     staleness = request.get(STALENESS)
     if staleness is not None and staleness.age_s > 0 and response.status < 400:
         response.headers["Age"] = str(math.ceil(staleness.age_s))

@@ -41,24 +41,34 @@ GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""Smaller answers are not compressed: they fit a few packets, and compressing them costs more than it saves."""
+"""The minimum size of an answer that is compressed. A smaller answer fits a few packets, so compression costs more
+than it saves.
+"""
 PLANNING_MODE = "scan-planning-mode"
-"""The key in a table's `config`, which Iceberg Java reads, and in `/v1/config`, which PyIceberg reads."""
+"""The key of the planning mode.
+
+Iceberg Java reads it in a table's `config`, and PyIceberg reads it in `/v1/config`.
+"""
 PLANNING_PROPERTY = "seamark.scan-planning-mode"
 CACHE_PINNED = "seamark.cache.pinned"
 """The property of a table whose objects the objects gateway pins in its cache."""
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
-"""The revision of the answer's content for a metadata file: clients must not reuse answers of older revisions, which
-may contain properties that are left out now."""
+"""The revision of how the server renders a metadata file.
+
+Clients must not reuse answers of older revisions, which may contain properties that are left out now.
+"""
 _VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}, {FRESH_HEADER}"
 _SNAPSHOTS = b'"snapshots":['
-"""The field in a metadata document. Quotes in strings are escaped, so that only the field name matches."""
+"""The field with the snapshots in a metadata document.
+
+Quotes in strings are escaped, so only the field name matches.
+"""
 
 
 def snapshot_mode(call: Call) -> SnapshotMode:
-    """Return the query parameter `snapshots`.
+    """Return the value of the query parameter `snapshots`.
 
     Raises:
         BadRequest: The value is not a snapshot mode.
@@ -93,7 +103,7 @@ def _etag(*parts: str | bool) -> str:
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
-    """Compute an ETag without the cache, because the plans differ from statement to statement."""
+    """Compute an ETag without the cache, because each statement has other plans."""
     return _etag.__wrapped__(*parts)
 
 
@@ -157,10 +167,12 @@ async def fresh_answer(
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
-    """Return a LoadTableResult of a plan table: it has the storage of its table, and the client plans its scans.
+    """Return a LoadTableResult of a plan table.
 
-    If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table:
-    Iceberg's Java library would leave out the files and row groups in which only NaN matches.
+    It has the storage of the planned table, and the client plans its scans.
+
+    If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table.
+    Otherwise, Iceberg's Java library would leave out the files and row groups in which only NaN matches.
     """
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
@@ -209,11 +221,11 @@ def _with_snapshots(document: bytes, shown: Sequence[PlanSnapshot]) -> bytes:
 
 
 def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
-    """Return which side plans scans of this table: server or client.
+    """Return where scans of this table are planned: server or client.
 
     The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an
     update that copies rows without them would assign every row a new id (apache/iceberg#17319). The client also plans
-    tables whose columns have swapped names since the newest snapshot, until the next snapshot: the filter of a client
+    tables whose columns have swapped names since the newest snapshot, until the next snapshot. The filter of a client
     does not state which of the two columns a name means.
     """
     mode = metadata.properties.get(PLANNING_PROPERTY, "").lower()
@@ -227,9 +239,10 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
 
 
 def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
-    """Return a CommitTableResponse (no `config`, REST specification), with the ETag of a load after the commit.
+    """Return a CommitTableResponse (without `config`, REST specification), with the ETag of a load after the commit.
 
-    Not compressed: the answers of two commits differ, so that nothing could be reused.
+    The answer is not compressed, because the answers of two commits differ and the compressed bytes could not be
+    reused.
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
@@ -260,7 +273,8 @@ def access_config(
     """Return the `config` and the `storage-credentials` of a table; both are empty for a table on local files.
 
     Args:
-        delegation: The kind of access that the client requests; None: the header of the request states it.
+        delegation: The kind of access that the client requests. If it is None, the header of the request states the
+            kind.
         staged: Whether the table is staged, and not in the catalog yet.
     """
     settings, location = call.components.settings, metadata.location
@@ -297,8 +311,9 @@ def access_config(
 
 
 def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
-    """Return the values besides the table that the keys in an answer depend on, because another principal may not
-    use them.
+    """Return the values, other than the table, on which the keys in an answer depend.
+
+    Another principal may not use the same keys.
     """
     if call.components.settings.s3_client_access != "gateway":
         return ()
@@ -319,7 +334,8 @@ async def _gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
         return body
 
     async def compress() -> bytes:
-        # Level 1: four times the speed of the default for 10 % more bytes. In a thread, because zlib releases the GIL.
+        # Level 1 is four times as fast as the default, for 10 % more bytes. Use a thread, because zlib releases the
+        # GIL.
         body = await asyncio.to_thread(lambda: gzip.compress(b"".join(parts), 1, mtime=0))
         cache.put(("gzip", etag), body, len(body))
         return body

@@ -1,8 +1,8 @@
 """Limits for concurrent requests and for the memory of their bodies: in total, and a share for each principal.
 
-The rule: no principal can use a whole limit. A principal has half of each limit. Without logins there is one principal,
-which has the whole limit. A request uses one kind of slot while it is processed and another while its body is received,
-so that slow senders take no slots from processing. No clock and no input or output.
+The rule: no principal can use a whole limit. A principal may use half of each limit. If the server has no logins, there
+is one principal, which may use the whole limit. A request uses one kind of slot while it is processed and another kind
+while its body is received, so that slow senders take no slots from processing. The module uses no clock and no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamark.formats.runtime.fair_lock import FairLock
 class HolderLimit:
     """A limit of `limit` in total, and of `share` for each holder.
 
-    The holder None has no share: only the limit applies.
+    If the holder is None, only the total limit applies.
     """
 
     def __init__(self, what: str, limit: int, share: int) -> None:
@@ -30,7 +30,7 @@ class HolderLimit:
         self._held: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """Take `amount`, or raise an error and take nothing.
+        """Take `amount`. If an error is raised, nothing is taken.
 
         Raises:
             RetryLater: The total would exceed the limit.
@@ -59,9 +59,9 @@ class HolderLimit:
 
     @contextmanager
     def reserve(self, holder: str | None, amount: int = 1) -> Iterator[None]:
-        """Take `amount`, and release it at the end of the block.
+        """Take `amount`, and release it when the context ends.
 
-        An amount of 0 takes nothing, because it would leave an empty entry.
+        If the amount is 0, nothing is taken, because this would leave an empty entry.
         """
         if not amount:
             yield
@@ -83,7 +83,7 @@ class WorkerLimits:
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
         self.logging_in = HolderLimit("concurrent logins", requests, max(1, requests // 2))
         self.tokens = HolderLimit("requests for tokens at once", requests, max(1, requests // 4))
-        # The timeline refuses more than `watchers`; its reads that do not wait are few and short.
+        # The timeline refuses more than `watchers` requests that wait. Its other reads are few and short.
         self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = FairLock()
@@ -132,7 +132,7 @@ class RequestSlot:
 
         Raises:
             RetryLater: All slots for receiving bodies are in use.
-            TooManyRequests: The principal uses its share of these slots.
+            TooManyRequests: The principal uses its whole share of these slots.
         """
         if self._own is not self._bounds.tokens:
             # Unauthenticated requests must not delay the bodies of other requests.
@@ -143,7 +143,7 @@ class RequestSlot:
             self._move(self._own)
 
     def keep(self, size: int) -> None:
-        """Count further bytes of the body, until the answer."""
+        """Count further bytes of the body, until the answer is sent."""
         if not size:  # An entry of zero bytes would never be released.
             return
         self._bounds.bodies.take(self._holder, size)

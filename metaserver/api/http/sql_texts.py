@@ -1,7 +1,7 @@
 """Reads SQL of clients: a short text immediately, other texts in a thread, one text at a time in the whole process.
 
-The parser is written in Python and shares the interpreter with the event loop. Several threads of it would leave the
-event loop little time, and occupy the threads that all other work of the server needs.
+The parser is written in Python and shares the interpreter with the event loop. If it ran in several threads, the event
+loop would have little time, and threads that all other work of the server needs would be occupied.
 """
 
 from __future__ import annotations

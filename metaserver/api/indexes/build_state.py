@@ -23,9 +23,12 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import INDEXING
 
 ABANDONED_MS = 3_600_000
-"""A build that is inactive for this long is rolled back when the next build of its table begins."""
+"""If a build is inactive for this time, it is rolled back when the next build of its table begins."""
 EXCLUSIVE_MS = 300_000
-"""How long a build excludes others after its last activity. After that the builder is assumed to have died."""
+"""The time after its last activity for which a build excludes other builds.
+
+After that, the builder counts as dead.
+"""
 _UNDER_WAY_MAX = 1000
 _COUNT = {"type": "integer"}
 _log = structlog.get_logger("seamark.indexes")
@@ -93,7 +96,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     """Return the build in the path.
 
     Raises:
-        NotFound: There is no such build of this index and table.
+        NotFound: This index and table have no such build.
         CommitConflict: `inflight` is set and the build has ended.
     """
     _, name, build_id = call.names
@@ -118,7 +121,7 @@ def require_inflight(instant: Instant) -> None:
 
 
 def progress_of(build: Build) -> dict[str, Any]:
-    """Return the progress, computed from the registered index files in the build's folder, in any state."""
+    """Return the progress. It is computed from the registered index files in the build's folder, in any state."""
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     done = sum(file.rows for file in files)
@@ -138,7 +141,7 @@ def progress_of(build: Build) -> dict[str, Any]:
 async def record_progress(call: Call, build: Build) -> None:
     """Record the progress on the timeline.
 
-    If updates are concurrent, the last update need not have the most progress.
+    If updates are concurrent, the last update may not have the most progress.
     """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))

@@ -1,9 +1,9 @@
 """Routes of index builds: begin, list the files without index, register index files, finish.
 
-The only state of a build is an instant `indexing` on the table's timeline. Any client that has its id can continue it
-after a crash, on any worker. The missing files are computed from the current table, so a builder that continues until
-no file is missing has also indexed concurrent commits. Index files are written to the build's folder, and the
-registered files of that folder are its progress. Registering a file twice has no further effect.
+The only state of a build is an instant `indexing` on the table's timeline. Any client that has its id can continue the
+build after a crash, on any worker. The missing files are computed from the current table, so a builder that continues
+until no file is missing has also indexed concurrent commits. Index files are written to the build's folder, and the
+registered files of that folder are the progress of the build. Registering a file twice has no further effect.
 
 Builders are not trusted: the server reads the footer and the files table of each index file before plans use it.
 Builds neither wait for writers nor delay them.
@@ -54,7 +54,7 @@ from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.timeline.instants import INDEXING
 
 REGISTERED_MAX = 1000
-"""The limit of index files in one request."""
+"""The maximum number of index files in one request."""
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
 
 _BUILDS = f"{INDEXES_PATH}/{{index}}/builds"
@@ -90,7 +90,7 @@ class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """The position in the listing: the listing continues with row `row` of snapshot number `at`.
+    """The position in the listing. The listing continues with row `row` of snapshot number `at`.
 
     Files of a view keep their positions while files are indexed, so pages neither skip nor repeat files.
     """
@@ -151,13 +151,14 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         metadata_location=table.entry.metadata_location,
         summary=summary,
     )
-    # Use one transaction: otherwise a lost answer could leave a requested instant behind.
+    # Use one transaction. Otherwise a lost answer could leave a requested instant behind.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
     await call.components.store.transact([RecordInstant(instant=instant), begin])
     call.components.timeline.notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
-        # Check again, now that others see this build: if two builds begin together, at least one is rolled back.
+        # Check again, now that other builds see this build. If two builds begin together, at least one is rolled
+        # back.
         try:
             await require_alone(call, table, name, but=build_id)
         except CommitConflict:
@@ -246,7 +247,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """Return the answer's items for these positions in a view."""
+    """Return the items of the answer for these positions in a view."""
     named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))])
     none = files_at(TableView((), ()), named[:0])
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
@@ -295,7 +296,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
     build = await load_build(call)
-    if build.instant.state is not states[body.outcome]:  # Otherwise the request is a repeat.
+    if build.instant.state is not states[body.outcome]:  # Otherwise, the request is a repeat.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(call, build.instant, states[body.outcome], {**progress_of(build), **reason})

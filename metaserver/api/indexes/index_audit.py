@@ -1,11 +1,12 @@
 """Routes for the results of audits: quarantine a damaged index file, record an audit, rebuild the registry.
 
-An audit of an index is an instant `auditing` on the table's timeline, from which listings take its time.
+An audit of an index is an instant `auditing` on the table's timeline. Listings take the time of the audit from it.
 
-The list of index files in the pointer store is a registry that can be rebuilt, because each file contains everything
-that the registry records. After the loss of the database the registry is rebuilt from the table's folder. The server
-checks rediscovered files like files of a builder. If several files describe the same data files, merged and newer files
-are preferred. Files stay quarantined if the registry still lists them as quarantined.
+The list of index files in the pointer store is a registry that can be rebuilt, because each file contains
+everything that the registry records. After the loss of the database the registry is rebuilt from the table's
+folder. The server checks the files in the folder as it checks the files of a builder. If several files describe the
+same data files, merged and newer files are preferred. Files stay quarantined if the registry still lists them as
+quarantined.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
-"""The maximum number of files in a folder of indexes that is searched."""
+"""The maximum number of files in a folder of indexes that the server searches."""
 _FILES_READ_CONCURRENTLY = 32
 _FILES_PER_REGISTRATION_MAX = 1000
 _LEFT_OUT_MAX = 100
@@ -97,7 +98,10 @@ class _FolderFile(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """The sort key: merged files come before the files they were merged from, and newer files come first."""
+        """The sort key.
+
+        Merged files come before the files from which they were merged, and newer files come before older files.
+        """
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
@@ -214,7 +218,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 
 async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
-    """List the files of a folder, without files that are being written; their names begin with a dot."""
+    """List the files of a folder, without files that are being written. The names of those begin with a dot."""
     listed: list[ObjectInfo] = []
     async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
@@ -232,7 +236,7 @@ async def _describe_files(
     definitions: Mapping[str, IndexDefinition],
     files: Sequence[ObjectInfo],
 ) -> tuple[list[_FolderFile], dict[str, str]]:
-    """Return the files of the table's indexes and, by location, the reasons why the others were left out."""
+    """Return the files of the table's indexes, and, by location, the reasons why the other files were left out."""
     slots = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
 
     async def describe(info: ObjectInfo) -> IndexFileSummary | str:
@@ -264,16 +268,16 @@ async def _describe_files(
 async def _select_needed(
     call: Call, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
 ) -> list[_FolderFile]:
-    """Return the candidates, in their order, that describe a data file that no live file and no earlier candidate
-    describes.
+    """Return the candidates that describe a data file that no live file and no earlier candidate describes.
 
-    Data files are compared by half of their identity. If two are equal in this half, one of them is indexed again.
+    The order stays the same. Data files are compared by half of their identity. If two data files are equal in this
+    half, one of them is indexed again.
     """
     if not candidates:
         return []
     live = []
     for file in table.registered.live(definition.id):
-        # An unreadable file describes nothing; the next plan that uses it quarantines it.
+        # An unreadable file describes nothing. The next plan that uses the file quarantines it.
         with suppress(Corrupt, ObjectMissing, UnknownVersion):
             live.append(await call.app[READER].describe(file.location, file.size_bytes))
     ids = [summary.ids[:, 0] for summary in (*live, *(candidate.described for candidate in candidates))]

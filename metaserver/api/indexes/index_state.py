@@ -1,7 +1,9 @@
-"""The state of indexes: which files of a snapshot each index covers, from the registry, the index files and the view.
+"""The state of indexes: which files of a snapshot each index covers.
+
+The state is computed from the registry, the index files and the view.
 
 The listing of indexes and the builds share this module, so builds index exactly the files that are listed as missing. A
-damaged or missing index file is quarantined at once; its data files then count as not indexed.
+damaged or missing index file is quarantined at once. Its data files then count as not indexed.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class TableIndexes:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """The files of a snapshot. `records` is int64[rows], negative if unknown."""
+    """The files of a snapshot. `records`, int64[rows], is negative if the number of records is unknown."""
 
     view: TableView
     ids: FileIds
@@ -67,7 +69,7 @@ class SnapshotFiles:
 
 
 class NewFiles(NamedTuple):
-    """The files of a snapshot, and bool[rows] that selects the files that no earlier snapshot of the list has."""
+    """The files of a snapshot, and bool[rows]: the files that are in no earlier snapshot of the list."""
 
     files: SnapshotFiles
     fresh: Mask
@@ -77,9 +79,10 @@ async def load(call: Call) -> TableIndexes:
     """Return the table in the path.
 
     Raises:
-        NoSuchTable: There is no such table.
-        Forbidden: The metadata names a location that the table does not claim. Index files are listed and written below
-            the location, so this would reach files of others.
+        NoSuchTable: The table does not exist.
+        Forbidden: The metadata names a location that the table does not claim. Index files are listed and written
+            below
+            the location, so they would be among files of another entry.
     """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
@@ -88,14 +91,14 @@ async def load(call: Call) -> TableIndexes:
 
 
 async def view_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
-    """Return the view of a snapshot; empty when the table has none."""
+    """Return the view of a snapshot. It is empty if the table has no snapshot."""
     if snapshot_id is None:
         return TableView((), ())
     return await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
 async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
-    """Return the files of a snapshot; none when the table has none."""
+    """Return the files of a snapshot; no files if the table has no snapshot."""
     view = await view_of(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
@@ -105,8 +108,9 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
 
 
 def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
-    """Return the current snapshot, then the other snapshots of branches and tags, newest first; at most
-    SNAPSHOTS_MAX.
+    """Return the current snapshot, then the other snapshots of branches and tags, newest first.
+
+    The result has at most SNAPSHOTS_MAX snapshots.
     """
     named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
     other_snapshots = [
@@ -118,7 +122,7 @@ def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
 
 
 async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
-    """Return the new files of each snapshot, in order, so that each file occurs once."""
+    """Return the new files of each snapshot, in the order of the snapshots, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await files_of(call, metadata, snapshot_id)
@@ -139,7 +143,10 @@ async def find_covered_files(call: Call, files: SnapshotFiles, live: tuple[Regis
 
 
 async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]:
-    """Return the time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
+    """Return the time of the last audit of each definition, in ms since the epoch, by definition id.
+
+    Only the last audits of the table are read.
+    """
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
     for instant in await call.components.store.instants(where, _AUDITS_MAX):
@@ -148,7 +155,7 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
 
 
 async def find_missing_files(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """Return bool[rows]: new files that these index files do not describe and could describe."""
+    """Return bool[rows]: the new files that these index files do not describe, but could describe."""
     return ~await find_covered_files(call, new.files, live) & new.files.ids.identified & new.fresh
 
 

@@ -2,7 +2,7 @@
 table.
 
 An entry serves every snapshot, so it can be removed only when the last snapshot with its data file has expired. For a
-table with very many snapshots the answer is empty; keeping every entry is always correct.
+table with very many snapshots, the answer is empty. Keeping every entry is always correct.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.view.view import TableView
 
 FILES_MAX = 1000
-"""The limit of index files in one request."""
+"""The maximum number of index files in one request."""
 SNAPSHOTS_MAX = 1000
 SECONDS_MAX = 20.0
 """The time limit for searching snapshots. Entries that the search did not reach count as referenced."""
@@ -84,7 +84,7 @@ async def _are_unreferenced(
 ) -> npt.NDArray[np.bool_] | None:
     """Return bool[n]: whether each file is in no snapshot; None if the search would take too long.
 
-    Snapshots are read newest first: the newest has most of the files.
+    Snapshots are read newest first, because the newest snapshot has most of the files.
     """
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:

@@ -1,7 +1,7 @@
 """Routes of a table's indexes: list, define, pause and drop.
 
-A definition is a table property, so defining an index is a commit to the table. Its requirements are the state that was
-read: the table's UUID and the schema that resolved names. Builds have other routes (`builds.py`).
+A definition is a table property, so defining an index is a commit to the table. Its requirements are the table's
+UUID and the schema with which the route has resolved the names. Builds have other routes (`builds.py`).
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Return the parameters that the request has."""
+        """Return the parameters of the index that the request sets."""
         own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}
 
 
 @cache
 def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
-    """Return the type of the body with a field for each parameter of a kind."""
+    """Return the type of the body, with a field for each of these parameters."""
     fields = [(name, float | None, None) for name in names]
     return cast(
         "type[PutIndexRequest]",
@@ -341,9 +341,9 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
 
 
 class _TableState(NamedTuple):
-    """The files of a table that indexes are compared with, and the time of each index's last audit by definition id.
+    """The files of a table with which indexes are compared, and the time of each index's last audit by definition id.
 
-    The files of the current snapshot and the files that only other snapshots of refs have are separate.
+    The files of the current snapshot are separate from the files that only other snapshots of branches and tags have.
     """
 
     files: SnapshotFiles
@@ -447,7 +447,7 @@ def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
 
 
 def _to_broken_index_json(name: str, problem: str) -> dict[str, Any]:
-    """Return an index whose definition is invalid as JSON; all other fields are null."""
+    """Return an index with an invalid definition as JSON. All fields other than the name and the problem are null."""
     return {**dict.fromkeys(_INDEX_FIELDS), "name": name, "health": "broken", "problem": problem}
 
 

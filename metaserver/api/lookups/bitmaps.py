@@ -1,14 +1,15 @@
 """The route that selects the rows that match a predicate in each file, from bitmap indexes.
 
-The rule: no matching row is left out, and an answer for a file that may contain other rows is not `exact`. Positions
-are those of rows in the file. They include deleted rows unless the request sets `deletes`; then rows for which the
-deletes could not be evaluated are counted as `undecided`.
+The rule: no matching row is left out. If the rows of a file in the answer may include rows that do not match, the
+file is not `exact`. Positions are the numbers of rows in the file. They include deleted rows unless the request
+sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
 
-Answers are paged, with as many files as the limit, the byte limit and the time budget allow; the token of the next page
-names the last file. A page that ends by its time budget is followed by another, so that the listing is complete.
+Answers are paged, with as many files as the limit, the byte limit and the time budget allow. The token of the next page
+names the last file. If a page ends because its time budget is exhausted, another page follows, so that the listing is
+complete.
 
-Record counts come from writers and are not trusted: they alone allocate no memory. A result of all rows of a file needs
-no bits, and above ROWS_JUDGED_MAX rows a file's deletes are not evaluated.
+Record counts come from writers and are not trusted, so no memory is allocated from them alone. A result of all rows
+of a file needs no bits, and if a file has more than ROWS_JUDGED_MAX rows, its deletes are not evaluated.
 """
 
 from __future__ import annotations
@@ -62,11 +63,17 @@ else:
 FILES_MAX = 10_000
 """The maximum number of files of one page."""
 PAGE_BYTES = 16 << 20
-"""If the rows of a page reach this size, no further file is started. The positions of one file have the same limit."""
+"""The size of a page's rows from which no further file is started.
+
+The positions of one file have the same limit.
+"""
 CANDIDATES_MAX = 4_000_000
-"""If a page has compared this many rows with deletes, no further file is started. Also the size of a batch."""
+"""The number of rows compared with deletes from which no further file is started.
+
+It is also the size of a batch.
+"""
 ROWS_JUDGED_MAX = 1 << 27
-"""The maximum number of rows of a file that are compared with deletes. Above it, all rows of the file are undecided."""
+"""The maximum number of rows of a file that are compared with deletes. In a larger file, all rows are undecided."""
 _FILES_AT_ONCE = 16
 """The number of files between two checks of the time budget."""
 
@@ -110,7 +117,7 @@ class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
 
 
 class SelectRowsResponse(msgspec.Struct, rename="kebab"):
-    """The answer. It is encoded in parts, with `files` last."""
+    """The answer. It is encoded in parts; `files` is the last part."""
 
     snapshot_id: int | None
     meaning: ComparisonSemantics
@@ -140,7 +147,8 @@ class _Predicate:
 class _Selection:
     """The parsed request.
 
-    `after` is the last file of the previous page, as an entry id. `checksum` covers everything that tokens depend on.
+    `after` is the last file of the previous page, as an entry id. `checksum` covers everything on which tokens
+    depend.
     """
 
     bound_scan: BoundScan
@@ -152,7 +160,7 @@ class _Selection:
 
 @dataclass
 class _CandidateFile:
-    """A candidate file. If `bits` is None, any row may match, or all rows match if `exact`."""
+    """A candidate file. If `bits` is None, any row may match. If `exact` is also set, all rows match."""
 
     entry_id: int
     records: int
@@ -227,7 +235,7 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
 def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     """Parse a request.
 
-    Runs in a thread: a predicate may list hundreds of thousands of values.
+    The function runs in a thread, because a predicate may list hundreds of thousands of values.
 
     Raises:
         BadRequest: The request is invalid.
@@ -281,7 +289,7 @@ def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predic
 
 
 class _Page:
-    """A page of the answer; `last` is the last file of the page if there are more."""
+    """A page of the answer. If there are more files, `last` is the last file of the page."""
 
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
@@ -348,7 +356,7 @@ class _Page:
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
         """Remove deleted rows from files with deletes.
 
-        A large file is the only file of its batch and is done in parts.
+        A large file is the only file of its batch, and is processed in parts.
         """
         deleted = await asyncio.to_thread(_select_evaluable_files, files)
         step = CANDIDATES_MAX // 64
@@ -359,7 +367,7 @@ class _Page:
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
     def _candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
-        """Return the rows in these words of each file's bits, and for each row the position of its file."""
+        """Return the rows in this part of the words of each file's bits, and for each row the position of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
         return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
@@ -469,7 +477,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
 
 def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
-    """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its words."""
+    """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its bits' words."""
     start = 0
     for file, file_rows in zip(files, rows, strict=True):
         own = slice(start, start + len(file_rows))

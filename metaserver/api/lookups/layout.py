@@ -31,7 +31,7 @@ MARKS = 5
 STRING_FILES_MAX = 1_000_000
 """The maximum number of files for a column of strings.
 
-A string bound takes about 100 bytes of memory, a number 8 bytes.
+The bound of a string takes about 100 bytes of memory, and the bound of a number takes 8 bytes.
 """
 SCALES = ("value", "rank")
 
@@ -79,7 +79,7 @@ class SnapshotLayout(msgspec.Struct, rename="kebab"):
 
 
 class ColumnLayout(msgspec.Struct, rename="kebab"):
-    """The layout of a column. Positions are from 0, the lowest bound of all files, to 1, the highest."""
+    """The layout of a column. Positions are from 0, the lowest bound of all files, to 1, the highest bound."""
 
     column: str
     type: str

@@ -1,11 +1,11 @@
 """The route that finds rows of a snapshot by their keys, from a record index.
 
 The rule: the answer states what it does not cover. Rows of files that the index does not describe may be missing
-(`complete`, `uncovered-files`). A row is `undecided` when it is unknown whether a delete removed it. A key without a
-row is listed as missing, which is final only in a complete answer.
+(`complete`, `uncovered-files`). A row is `undecided` if it is unknown whether a delete removed it. A key without a
+row is listed as missing. This is certain only if the answer is complete.
 
-Keys are JSON or an Arrow IPC stream, as Content-Type states. Accept selects the format of the answer in the same way.
-Arrow allows up to a million keys.
+Keys are JSON or an Arrow IPC stream, according to Content-Type. Accept selects the format of the answer in the same
+way. Arrow allows up to a million keys.
 """
 
 from __future__ import annotations
@@ -51,16 +51,22 @@ from seamark.metaserver.planner.view.view import TableView
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20
-"""Decoding JSON holds the GIL, 10 ms for this size. Larger requests must be Arrow, which does not hold it."""
+"""The maximum size of JSON.
+
+Decoding this size holds the GIL for 10 ms. Larger requests must use Arrow, which does not.
+"""
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
-"""The number of uncovered files that the answer names."""
+"""The maximum number of uncovered files that the answer names."""
 _PIECE_BYTES = 1 << 18
 _ROWS_PER_PIECE = 2_000
 _ROWS_PER_BATCH = 1 << 16
 _IN_LOOP_BODY_BYTES_MAX = 64 << 10
 _IN_LOOP_KEYS_MAX = 200
-"""The maximum number of keys or rows that are processed in the event loop. More are processed in a thread."""
+"""The maximum number of keys or rows that are processed in the event loop.
+
+If there are more, a thread processes them.
+"""
 
 LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
 COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)
@@ -100,7 +106,7 @@ class FileProblem(msgspec.Struct, rename="kebab"):
 
 
 class LookupKeysResponse(msgspec.Struct, rename="kebab"):
-    """The answer. It is encoded in parts, with `rows` and `missing` last."""
+    """The answer. It is encoded in parts; `rows` and `missing` are the last parts."""
 
     snapshot_id: int | None
     index: str
@@ -253,7 +259,7 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
 
 
 def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Return the definition's terms in the order of the given terms."""
+    """Return the definition's terms in the order of `terms`."""
     own = {(term.column_id, term.transform): term for term in definition.terms}
     return tuple(own[term.column_id, term.transform] for term in terms)
 
@@ -315,10 +321,10 @@ class _LookupAnswer:
         return np.flatnonzero(absent)
 
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
-        """Return the files that have a row.
+        """Return the files that have a found row.
 
         Returns:
-            For each file of the view, its number among the files with a row; the paths; and the spec ids and
+            For each file of the view, its number among the files with a found row; the paths; and the spec ids and
             partitions, if they were requested.
         """
         view = self.scan.view
@@ -355,7 +361,7 @@ class _LookupAnswer:
         return pieces
 
     def arrow(self) -> list[memoryview]:
-        """Return one batch after another; all share a dictionary of paths and one of partitions."""
+        """Return one batch after another. All batches share a dictionary of paths and a dictionary of partitions."""
         located = self.located
         numbers, paths, more = self._files()
         about = {**msgspec.to_builtins(self._about()), "missing": len(self._missing())}

@@ -1,7 +1,7 @@
 """Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
 
-If something is unknown, the read counts as a read of every column, or of the whole table. So no column appears unread
-although it is read. The cost for a plan is one pass over the partition values of its files.
+If the columns or the partition are unknown, the read counts as a read of every column, or of the whole table. So no
+column appears unread although it is read. The cost for a plan is one pass over the partition values of its files.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
-"""Engines whose scan reports name the columns that a query reads.
+"""The engines whose scan reports name only the columns that a query reads.
 
-Other engines project all columns and read only some.
+Other engines report all columns although a query reads only some of them.
 """
 _IN_LOOP_NAMES_MAX = 10_000
 _OPS_WITH_LOWER_BOUND = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
 def usage_of(call: Call) -> ColumnUsage | None:
-    """Return the counters.
+    """Return the counters of reads.
 
-    None if reads are not counted: the setting is off, or a job of the table services reads.
+    Returns:
+        None if reads are not counted, because the setting is off or because a job of the table services reads.
     """
     usage = call.components.catalog.column_usage
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
 def count_read(call: Call, read: ColumnRead | None) -> None:
-    """Count a read, if reads are counted. If `read` is None, nothing is counted."""
+    """Count a read, if reads are counted. If `read` is None, do nothing."""
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
         usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
@@ -61,11 +62,11 @@ async def count_plan(
         call: The request.
         entry: The table.
         scan_plan: The plan.
-        predicates: The predicates of its filter.
+        predicates: The predicates of the plan's filter.
         select: The columns that the client names; None if it names none.
 
     Returns:
-        The read, which a repetition of the request counts again; None if reads are not counted.
+        The read, which is counted again if the request is repeated; None if reads are not counted.
     """
     usage = usage_of(call)
     if entry is None or usage is None:
@@ -83,9 +84,9 @@ async def count_plan(
 
 
 def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
-    """Return the ids of columns.
+    """Return the ids of the columns with these names.
 
-    Unknown names are left out: they name metadata columns, or columns of another schema.
+    Unknown names are left out, because they name metadata columns, or columns of another schema.
     """
     by_name = schema.index.by_name
     ids = {by_name[name] for name in names if name in by_name}
@@ -106,22 +107,23 @@ def read_of_report(
     planned: tuple[bool, int | None],
     now_ms: int,
 ) -> ColumnRead | None:
-    """Return the read that a scan report states (Iceberg REST specification, ScanReport).
+    """Return the read that a scan report describes (Iceberg REST specification, ScanReport).
 
     A wrong report counts as a read of unknown columns.
 
     Args:
-        uuid: The table.
-        metadata: Its metadata.
+        uuid: The UUID of the table.
+        metadata: The metadata of the table.
         report: The report.
-        planned: Whether it reads a plan snapshot of the Trino proxy, and the end of that plan's oldest partition.
+        planned: Whether the report is about a plan snapshot of the Trino proxy, and the end of that plan's oldest
+            partition.
         now_ms: The time.
 
     Returns:
-        The read; None for the report of an engine that reads a plan snapshot: the proxy reports the columns.
+        The read. None if an engine reads a plan snapshot, because the proxy reports the columns of such a read.
     """
     schema = _schema_of(metadata, report)
-    # A reader could invent any number of ids. Engines also send the ids of metadata columns.
+    # A reader could invent any number of ids, and engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
         field_id for field_id in _list_in(report, "projected-field-ids") if type(field_id) is int and field_id in by_id
@@ -141,7 +143,7 @@ def read_of_report(
         columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
         if not is_planned:
             oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
-    except BadRequest:  # Iceberg replaces literals by a description, such as (2-digit-int).
+    except BadRequest:  # Iceberg replaces literals with a description, such as (2-digit-int).
         pass
     return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
 
@@ -157,7 +159,7 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
 
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
-    """Return a lower bound of the time column in all rows that satisfy the filter; None if there is none."""
+    """Return a lower bound of the time column in all rows that satisfy the filter; None if there is no bound."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:

@@ -1,7 +1,7 @@
-"""The explain route: plans a scan and returns the effect of each stage and the unused parts of the predicate.
+"""The explain route: plans a scan, and returns the effect of each stage and the unused conjuncts of the predicate.
 
 The plan cache is bypassed, so that the timings are the times of a complete plan. If the request asks to list files, the
-answer has the files that an engine with the same predicate would read.
+answer lists the files that an engine with the same predicate would read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ else:
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
-"""The maximum number of partitions whose residuals are returned: those with the most files."""
+"""The maximum number of partitions whose residuals are returned.
+
+The partitions with the most files are returned.
+"""
 RESIDUAL_BYTES_MAX = 4 << 20
-"""The limit for the total size of all distinct residuals."""
+"""The maximum total size of all distinct residuals."""
 _IN_THREAD_FILES = 5_000
 _IN_THREAD_BYTES = 4_000
 
@@ -224,10 +227,15 @@ async def explain_scan(
     beside: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> bytes:
-    """Return the `ExplainResponse` of one scan, encoded.
+    """Return the encoded `ExplainResponse` of one scan.
 
     Args:
+        call: The request.
+        loaded: The table.
+        wanted: The scan to explain.
         read: The parsed SQL from which the filter of `wanted` was made.
+        joins: The joins of the table.
+        listed: The maximum number of files to list.
         beside, max_kept_fraction: See `find_unpruned_reasons`.
 
     Raises:
@@ -351,7 +359,7 @@ def _describe_stage(stage: PruningStage) -> ExplainedStage:
 
 
 def _collect_columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
-    """Yield the distinct columns in the order of the predicates."""
+    """Yield the distinct columns of the expression, in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from _collect_columns(child, seen)
@@ -361,7 +369,7 @@ def _collect_columns(expression: Expression, seen: set[int]) -> Iterator[Compare
 
 
 def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
-    """Return the residuals and their numbers of files, most files first, and whether the list is complete."""
+    """Return the residuals with their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}

@@ -1,11 +1,11 @@
 """Plans of stream tables: they include the acknowledged rows that no commit has added yet.
 
 A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
-names the snapshot that was current when it loaded the table, also where the user named none. So a plan of Java's client
-for the current snapshot, or for a snapshot that a flush has replaced a moment ago, reads the current state.
+names the snapshot that was current when it loaded the table, even if the user named none. So if Java's client plans the
+current snapshot, or a snapshot that a flush has replaced a moment ago, it reads the current state.
 
-A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of them.
-Their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
+A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of fresh
+files. Instead, their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 
 REPLACED_MS_MAX = 10_000
-"""The maximum age of a flush that may have happened between the client's load of the table and its plan."""
+"""The maximum age of a flush that may have happened between the time when the client loaded the table and its plan."""
 
 
 class FreshPlan(NamedTuple):
@@ -50,7 +50,7 @@ async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDiale
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
-        # The catalog has loaded the fresh snapshot as the current one.
+        # The catalog has loaded the table with the fresh snapshot as its current snapshot.
         body = msgspec.structs.replace(body, snapshot_id=None)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
         return FreshPlan(LoadedTable(entry, metadata), None, False)

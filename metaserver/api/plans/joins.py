@@ -1,7 +1,7 @@
 """Joins in requests about a table: decodes them, checks them against the other tables and the caller's rights, and
 evaluates them.
 
-The caller needs the right to read every joined table. A refusal has the same error as the route of that table.
+The caller needs the right to read every joined table. A refusal has the same error as the route that loads that table.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], sho
     """Return the operators of the pairs of a join that compares the column with values or an extreme.
 
     Raises:
-        BadRequest: The join compares other columns than its transform allows.
+        BadRequest: The join compares columns that its transform does not allow.
     """
     kinds = pairs[0].kind, pairs[0].other_kind
     is_ordered = transform in (*EXTREMES, RANGE)
@@ -280,8 +280,10 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
 
 
 async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
-    """Return a condition that is true for all rows for which the filter is not true; None if no such condition is
-    known.
+    """Return a condition that is true for all rows for which the filter is not true.
+
+    Returns:
+        None if no such condition is known.
     """
     filter_json = bytes(spec.filter)
     if not spec.exact or spec.predicate is not None:
@@ -315,10 +317,10 @@ def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
 
 
 def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = False) -> Expression:
-    """Return the unbound expression of a `filter` with typed literals; TRUE without a filter.
+    """Return the unbound expression of a `filter` with typed literals; TRUE if there is no filter.
 
     Args:
-        data: The JSON of the filter; empty without a filter.
+        data: The JSON of the filter; empty if there is no filter.
         metadata: The table's metadata.
         functions: Whether the filter may have functions; see `parse_expression`.
 
@@ -337,10 +339,10 @@ def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, oth
 
 
 def _find_column(schema: Schema, name: str) -> Column:
-    """Return the column with a name, without regard to case if that is unambiguous.
+    """Return the column with a name. Case is ignored if this is unambiguous.
 
     Raises:
-        BadRequest: There is no such column, or the column does not have exactly one value in each row.
+        BadRequest: The column does not exist, or does not have exactly one value in each row.
     """
     column = schema.column_named(name)
     if column is None:

@@ -14,7 +14,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 PENDING_LIMIT = 64
 """The maximum number of running plans that clients poll, per worker.
 
-Above it, the request itself waits for the plan.
+If there are more, the request itself waits for the plan.
 """
 FINISHED_LIMIT = 4
 """The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
@@ -26,8 +26,8 @@ _Key = tuple[str, str]
 class PendingPlans:
     """The running and finished plans of one worker. No result depends on them.
 
-    Equal requests have the same plan id, so each principal has its own plans, and cancels only these. The planner
-    computes equal plans once.
+    Equal requests have the same plan id. Therefore each principal has its own plans, and cancels only these. The
+    planner computes equal plans once.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PendingPlans:
     def is_full(self, principal_name: str) -> bool:
         """Return whether `principal_name` has reached the limit.
 
-        With logins, a principal has at most half of the limit.
+        If the server has logins, a principal has at most half of the limit.
         """
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
         share = PENDING_LIMIT if principal_name == ANONYMOUS_NAME else PENDING_LIMIT // 2
@@ -45,7 +45,9 @@ class PendingPlans:
     def start(
         self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
     ) -> asyncio.Task[ScanPlan]:
-        """Start the plan's task. It runs independently of the request, even if another worker has begun the plan.
+        """Start the task of the plan.
+
+        It runs independently of the request, even if another worker has begun the same plan.
 
         Raises:
             TooManyRequests: The principal has reached the limit.
@@ -78,7 +80,7 @@ class PendingPlans:
         """Keep the latest plans for polling clients, because the planner may have evicted a large plan."""
         if self._tasks.get(key) is not task:
             return
-        if task.cancelled() or task.exception() is not None:  # A poll repeats the plan and gets the error.
+        if task.cancelled() or task.exception() is not None:  # A poll repeats the plan and receives the error.
             del self._tasks[key]
             return
         self._tasks[key] = self._tasks.pop(key)

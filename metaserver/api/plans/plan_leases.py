@@ -1,8 +1,8 @@
 """Routes that renew the leases of plan tables and plan snapshots, for clients that wait before they read them.
 
 A principal that may read the table may renew its plans, because it may also create them. A name whose lease has ended
-resolves again if its lease is renewed while its files exist. To create the plan again does not renew it: after a commit
-to the table the result is another plan.
+resolves again if its lease is renewed while its files exist. Creating the plan again does not renew the lease: after a
+commit to the table, the result is another plan.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> L
 
 
 def check_lease(lease_s: int | None) -> None:
-    """Check that a lease lasts at least a second.
+    """Check that a lease lasts at least one second.
 
     Raises:
         BadRequest: The lease is shorter.
@@ -114,5 +114,5 @@ def check_lease(lease_s: int | None) -> None:
 
 
 def grant_lease_s(lease_s: int | None, settings: Settings) -> int:
-    """Return the lease in seconds: as requested or by default, up to the limit."""
+    """Return the duration of the lease in seconds: the requested or the default duration, at most the limit."""
     return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)

@@ -50,7 +50,7 @@ else:
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 _IN_LOOP_BYTES_MAX = 4000
-"""Longer requests are decoded and bound in a thread."""
+"""The maximum size of a request that is decoded and bound in the event loop. A thread decodes longer requests."""
 _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 """Plans of larger snapshots are sized in a thread, too."""
 _READ_BYTES = 1 << 20
@@ -152,7 +152,7 @@ READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-table
 """A cache of decoded requests. The key is the body and the table's metadata file, which determines what names mean."""
 DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
 """A cache of requests that get no plan table. The key is `kept-max` and the name of the plan table, which covers
-everything that the plan depends on.
+everything on which the plan depends.
 """
 
 
@@ -343,8 +343,9 @@ class _NewPlanTable:
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
-    """Return why DuckDB would read the snapshot wrongly with any plan table, and whether it would also do so
-    without one.
+    """Return (why DuckDB would read any plan table wrongly, whether it would also read the table itself wrongly).
+
+    The text is empty if DuckDB reads plan tables correctly.
     """
     misread = misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
@@ -373,7 +374,7 @@ def _answer(plan: StoredPlanTable) -> PlanTableResponse:
 
 
 def _drop_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
-    """Return the answer, without the name if the plan keeps a larger fraction of the files."""
+    """Return the answer. Its name is removed if the plan keeps more than this fraction of the files."""
     if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
         return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
     return answer

@@ -1,9 +1,9 @@
 """The route that creates plan views: views that are read from plan tables (`catalog/plans/plan_views.py`).
 
-The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights of
-the view's owner. Leaving rows out can make a view return others that it hides (`… EXCEPT SELECT … FROM hidden`), and
-the server does not check which rows may be left out. Therefore the route requires the right to change the view, which
-already allows any text, and the right to read each table and view that the request names.
+The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights
+of the view's owner. If rows are left out, a view may return other rows that it hides (`… EXCEPT SELECT … FROM
+hidden`), and the server does not check which rows may be left out. Therefore the route requires the right to change
+the view, which already allows any text, and the right to read each table and view that the request names.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
-    # Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
+    # These are Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
     read = partial(sql.parse_sql, body.predicate, schema, functions=True)
     parsed = await read_in_turn(call, len(body.predicate), read)
     if borrows_rights(view.metadata):
-        # A subquery or a function would run with the rights of the view's owner. The filter may have neither part:
-        # `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
+        # A subquery or a function would run with the rights of the view's owner. The parsed filter cannot show
+        # them: `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
         refused = parsed.unused[0] if parsed.unused else sql.find_definer_rights_call(body.predicate)
         if refused is not None:
             raise BadRequest(

@@ -2,11 +2,11 @@
 
 Plans are read-only, and the server keeps no state for a client: plan tasks and plan ids contain the whole request (see
 `planner/scan/tokens.py`). A repeated request is answered again from the planner's cache, so its Idempotency-Key needs
-no record; an answer of megabytes does not belong in the database.
+no record. An answer of megabytes does not belong in the database.
 
-Plans are answered synchronously where possible: Iceberg Java's client sends a DELETE for every plan id, and waits a
-second before it polls. Only plans that must first decode manifests with millions of entries are answered
-asynchronously, and never to PyIceberg, which does not poll.
+Plans are answered synchronously where possible, because Iceberg Java's client sends a DELETE for every plan id, and
+waits a second before it polls. Only plans that must first decode manifests with millions of entries are answered
+asynchronously. PyIceberg never gets such an answer, because it does not poll.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
 """The header that says how the client uses residuals.
 
-`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
-may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`).
+`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the
+client may apply the residual alone. If the header is absent, the client's kind decides (`ClientDialect`).
 """
 POLL_S = 0.5
-"""How long a poll waits for a running plan."""
+"""The time for which a poll waits for a running plan."""
 _ENTRIES_MAX = 10_000
 """The maximum number of cached pointers."""
 PLAN_ID_CHARACTERS_MAX = 4000
@@ -68,14 +68,18 @@ PLAN_ID_CHARACTERS_MAX = 4000
 class PointerCache:
     """A cache of table pointers that is valid until the next commit.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
 
-    Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request
-    therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
+    Any worker, replica or command may move a pointer at any time, and the next request must see the change. Each
+    request therefore queries the database, but only for a number that changes with each commit
+    (`store/sql/changes.py`).
     """
 
     def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
-        """If `changes` is None, each request reads the pointer from the database."""
+        """Create an empty cache.
+
+        If `changes` is None, each request reads the pointer from the database.
+        """
         self._tables = tables
         self._changes = changes
         self._number: int | None = None
@@ -93,7 +97,7 @@ class PointerCache:
         entry = self._entries.get(key)
         if entry is None:
             entry = await self._tables.entry(namespace, name)
-            if number == self._number:  # The entry was read after the number, so it is at least as new.
+            if number == self._number:  # The entry was read after the number, so it is at least as new as the number.
                 self._entries[key] = entry
         return entry
 
@@ -103,7 +107,7 @@ class PointerCache:
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An encoded answer, and the counts of its plan."""
+    """An encoded answer, with the number of files of its plan."""
 
     body: bytes
     headers: CIMultiDict[str]
@@ -179,7 +183,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         and isinstance(answer.body, bytes)
     ):
         sent = _CachedAnswer(answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, read)
-        # The key has headers, which a client may change with each request, up to 8 KiB each.
+        # The key contains headers of up to 8 KiB each, which a client may change with each request.
         key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
         app[ANSWERS].put(key, sent, len(sent.body) + key_bytes + 1000)
     return answer
@@ -191,10 +195,10 @@ async def _plan(
     """Plan the scan that a body requests.
 
     Args:
-        call: The call.
+        call: The request.
         loaded: The table.
         data: The body.
-        stream: What the request reads of a stream table.
+        stream: The table and the snapshot that the request reads, for a stream table.
 
     Returns:
         The answer; the plan if the answer can be cached; and the read if it is counted.
@@ -322,7 +326,7 @@ def _dialect_of(call: Call) -> ClientDialect:
 
 
 def _credentials(call: Call, loaded: LoadedTable) -> bytes:
-    """Return the JSON of the `storage-credentials`; empty if the client needs none."""
+    """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
     _, credentials = access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
@@ -343,11 +347,11 @@ class _Page(NamedTuple):
 class _ClientScan:
     """Binds, plans and answers a scan that a client requests.
 
-    Work on a filter grows with its length. To read, bind or write a filter with two hundred thousand values takes up to
-    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time. All principals get an
-    equal share.
+    Work on a filter grows with its length. Reading, binding or writing a filter with two hundred thousand values
+    takes up to seconds of Python. For a long filter, all of this work runs in a thread, for one filter at a time. All
+    principals get an equal share.
 
-    An instance outlives the HTTP request if the plan is fetched later, so it does not refer to the request.
+    An instance outlives the HTTP request if the plan is fetched later, so it does not reference the request.
     """
 
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
@@ -448,7 +452,7 @@ class _ClientScan:
             stats=_find_columns(scan_plan.metadata, request) if request.stats_fields else (),
             dialect=self._dialect,
             form=form,
-            # The shared cache belongs to the event loop; a long filter's answer is written in threads.
+            # The shared cache belongs to the event loop, but the answer to a long filter is written in threads.
             texts=PartitionTextCache(_OWN_TEXTS_BYTES) if request.has_long_filter else self._app[PARTITION_TEXTS],
         )
 
@@ -467,7 +471,7 @@ class _ClientScan:
         return header.lower() == "exact"
 
     def _plan_tasks(self, writer: ScanTaskWriter, page: _Page) -> list[str]:
-        """Return plan tasks for equal parts of the page; none if its files fit one answer.
+        """Return plan tasks for equal parts of the page; an empty list if its files fit one answer.
 
         A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
 
@@ -503,7 +507,7 @@ class _ClientScan:
         return self._entry.uuid
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Return the result of work on the request. If the filter is long, the work runs by `Call.in_turn`."""
+        """Return the result of work on the request. If the filter is long, `Call.in_turn` runs the work."""
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:
@@ -536,7 +540,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
 def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: bytes) -> Iterator[bytes]:
     yield head + b'"file-scan-tasks":['
     yield from writer.tasks(entry_ids)
-    # Omitted when empty: Iceberg Java's client refuses the key without tasks.
+    # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
     opening = b'],"delete-files":['
     for piece in writer.delete_files():
         yield opening + piece

@@ -1,14 +1,14 @@
 """The body of a plan request, and what it implies about the client's use of the files.
 
-Iceberg's Java library plans scans for reading and for changing files by the same request, and two facts get lost on the
-way. The selected columns show them, with the name of Java's method in parentheses:
+Iceberg's Java library sends the same request to read files and to change files, so the request lacks two facts. The
+selected columns show them (the name of Java's method is in parentheses):
 
 - Spark may delete the planned files by metadata (`SparkTable.canDeleteWhere`). It selects all columns of the table.
 - Spark may write all rows of a file again, so that its reader must not apply the residual: copy-on-write
   (`SparkScanBuilder.buildCopyOnWriteScan`) selects `_file`, and the procedure `rewrite_data_files`
   (`BinPackRewriteFilePlanner`) selects all columns. Both call `Scan.ignoreResiduals`, which `RESTTableScan` does not
-  send. Its readers then skip the row groups in which no row satisfies the residual of the answer, and the rows of these
-  row groups would be missing in the new files.
+  send. Spark's readers then skip the row groups in which no row satisfies the residual of the answer, and the rows of
+  these row groups would be missing in the new files.
 
 A query may select the same columns. It gets a residual that skips no row group, and at most one more file.
 """
@@ -25,11 +25,11 @@ from seamark.metaserver.planner.answer.content_files import ClientDialect
 from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, find_schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
-"""The maximum number of stats fields of one request; plan tasks contain their names."""
+"""The maximum number of stats fields of one request. Plan tasks contain their names."""
 FILE_COLUMN = "_file"
 """The metadata column with which Spark finds the files whose rows a statement rewrites or deletes."""
 _MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
-"""The metadata columns that merge-on-read selects beside `_file`.
+"""The metadata columns that merge-on-read selects in addition to `_file`.
 
 Merge-on-read never rewrites the other rows of a file.
 """
@@ -42,23 +42,26 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     residuals: bool = True
     sequence_numbers: bool = False
     usage: bool = True
-    """Whether the read counts as a read of the columns.
+    """Whether the scan counts as a read of its columns.
 
-    Maintenance jobs read all columns of old files, so they do not count.
+    Scans of maintenance jobs do not count, because they read all columns of old files.
     """
     functions: bool = False
     """Whether the filter may have functions of SQL (`formats/iceberg/types/functions.py`). They require `residuals`
     to be false, because Iceberg's readers do not have these functions.
     """
     schema_id: int | None = None
-    """The schema that resolves the names in the filter; it may differ from the current one."""
+    """The schema that resolves the names in the filter. It may differ from the current schema."""
 
 
 class PlanTableScan(msgspec.Struct, rename="kebab"):
     """The body of the request."""
 
     select: tuple[str, ...] | None = None
-    """The columns that the client reads. They are counted (`column_reads.py`), and show what it may do with files."""
+    """The columns that the client reads.
+
+    They are counted (`column_reads.py`), and show how the client may use the files.
+    """
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
@@ -79,10 +82,11 @@ def pin_request(
         body: The body of the request.
         metadata: The table's metadata.
         dialect: How the client reads the answer.
-        fresh: The fresh snapshot that is the current one in `metadata`.
+        fresh: The fresh snapshot that is the current snapshot in `metadata`.
 
     Raises:
-        BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and residuals.
+        BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and
+            residuals.
     """
     stats_fields = body.stats_fields or ()
     if len(stats_fields) > STATS_FIELDS_MAX:
@@ -122,13 +126,14 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
     """Return two facts that the selected columns show.
 
     Returns:
-        Whether the request selects all columns of the table and nothing else; and whether it may belong to a statement
-        that writes all rows of the files again.
+        (whether the request selects all columns of the table and no others, whether the request may belong to a
+        statement
+        that writes all rows of the files again)
     """
     selected = frozenset(body.select or ())
     if FILE_COLUMN in selected:
-        # Both are checked: the modes could change between the statement and its plan, and a query may select the
-        # columns.
+        # Both are checked, because the modes could change between the statement and its plan, and a query may
+        # select the columns.
         merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
         )
@@ -142,12 +147,12 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
 
 
 def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
-    """Return whether all columns of primitive types are selected by their full names.
+    """Return whether the selection has the full names of all columns of primitive types.
 
     Java also selects the structs around them.
     """
     try:
         columns = schema.index.by_id.values()
-    except BadRequest:  # An engine stored an irregular schema.
+    except BadRequest:  # The table has an irregular schema that an engine stored.
         return False
     return all(column.name in selected for column in columns if is_primitive(column.type))

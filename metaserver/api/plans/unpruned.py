@@ -1,4 +1,5 @@
-"""Finds the reasons why the plan of a table leaves out no file, for the author of the query. Pure.
+"""Finds the reasons why the plan of a table leaves out no file, for the author of the query. The functions have no side
+effects.
 
 If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies
 differ: another query, an index, another layout, or none.
@@ -30,13 +31,13 @@ def find_unpruned_reasons(
     """Return the reasons why a plan leaves out no files, or too few; empty if it leaves out enough.
 
     Args:
-        files: The number of files, and the number of those that the plan keeps.
+        files: The number of files, and the number of files that the plan keeps.
         joins: The joins of the request.
-        outcomes: The outcomes of the joins, with nested joins after their join.
+        outcomes: The outcomes of the joins. The outcomes of nested joins follow the outcome of their join.
         has_condition: Whether the query has a condition on the table.
         complete: Whether the plan is complete.
-        beside: Reasons why other joins were not requested.
-        max_kept_fraction: The fraction of the files above which engines do without the plan.
+        beside: The reasons why other joins were not requested.
+        max_kept_fraction: The fraction of the files above which engines do not use the plan.
     """
     considered, kept_files = files
     if kept_files < considered:

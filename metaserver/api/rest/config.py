@@ -1,4 +1,4 @@
-"""GET /v1/config, the first request of every client. The endpoints in the answer are those that the router serves."""
+"""GET /v1/config, the first request of every client. The answer lists the endpoints that the router serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route, list_served
 from seamark.metaserver.api.http.render import PLANNING_MODE
 
 _COMPLIANCE_KIT = "rck_warehouse"
-"""The name that Iceberg's compliance kit requests unless it is configured. A server without a prefix accepts it."""
+"""The name of the warehouse that Iceberg's compliance kit requests by default.
+
+A server without a prefix accepts it.
+"""
 _ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 
 
@@ -24,7 +27,7 @@ async def get_config(call: Call) -> dict[str, Any]:
         "defaults": _defaults(call),
         "overrides": {"prefix": settings.prefix} if settings.prefix else {},
         "endpoints": _endpoints(call.app),
-        # Its presence announces to clients that idempotency keys are supported (ISO 8601 duration).
+        # This property announces to clients that the server supports idempotency keys (ISO 8601 duration).
         "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
     }
 
@@ -41,9 +44,9 @@ def _defaults(call: Call) -> dict[str, str]:
     """Return the default properties of the catalog.
 
     PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
-    therefore plans all tables for PyIceberg, or none. To plan all is correct: PyIceberg uses the server's plans only
-    for reads, and plans its changes itself. Other clients do not get the property, because it would override the mode
-    of a table.
+    therefore plans all tables for PyIceberg, or none. Planning all tables is correct: PyIceberg uses the server's
+    plans only for reads, and plans its changes itself. Other clients do not get the property, because it would
+    override the mode of a table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
     if is_pyiceberg and call.components.settings.scan_planning_mode != "client":
@@ -54,11 +57,11 @@ def _defaults(call: Call) -> dict[str, str]:
 def _check_warehouse(call: Call) -> None:
     """Check that the server has the warehouse that the client requests.
 
-    A server has one warehouse. Its name is the prefix; without a prefix it has no name. A URI states where the client
-    expects its files and must match.
+    A server has one warehouse. Its name is the prefix; if there is no prefix, it has no name. If the client sends a
+    URI, it states where the client expects its files, so it must match.
 
     Raises:
-        NoSuchWarehouse: The server does not have this URI or name.
+        NoSuchWarehouse: The server does not have a warehouse with this URI or name.
     """
     warehouse = call.query.get("warehouse", "")
     ours, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix

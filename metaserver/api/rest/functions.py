@@ -19,7 +19,7 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 @Route("GET", _FUNCTIONS, "listFunctions")
 async def list_functions(call: Call) -> dict[str, Any]:
     page = await call.components.catalog.functions.list(call.namespace, *page_query(call.query))
-    # A CatalogObjectIdentifier: the levels and the name in one list.
+    # A CatalogObjectIdentifier has the levels and the name in one list.
     return {"identifiers": [[*call.namespace, name] for name in page.items], "next-page-token": page.next_token}
 
 

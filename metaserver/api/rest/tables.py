@@ -44,7 +44,7 @@ _TABLE = f"{_NAMESPACE}/tables/{{table}}"
 _QUICK_REPORT = 8 << 10
 """The maximum length of a report that is analysed in the event loop.
 
-The filter of a report may have thousands of values.
+A longer report is analysed in a thread, because its filter may have thousands of values.
 """
 
 
@@ -131,10 +131,10 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
 
 
 async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
-    """Flush a stream table before a snapshot that removes rows.
+    """Flush a stream table before a commit that removes rows.
 
     Raises:
-        BadRequest: For a snapshot that a catalog commits whose current snapshot may be a fresh one.
+        BadRequest: The commit has a snapshot from a catalog whose current snapshot may be a fresh snapshot.
     """
     snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in body.updates)
@@ -144,7 +144,7 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
     if entry is None or not entry.flushed:
         return
     if is_reset:
-        with suppress(LogElsewhere):  # no reader of this process has seen rows that wait elsewhere
+        with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
             await call.components.streams.flush(entry.uuid)
     if snapshots and reads_fresh(call.headers):
         raise BadRequest(
@@ -152,7 +152,7 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
             f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
         )
     for snapshot in snapshots:
-        if not isinstance(snapshot, dict):  # which the commit refuses
+        if not isinstance(snapshot, dict):  # The commit refuses such an update.
             continue
         summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
         if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
@@ -160,10 +160,10 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
 
 
 def _drops_history(update: dict[str, Any]) -> bool:
-    """Return whether rows that wait for a flush have to be in a snapshot before an update.
+    """Return whether waiting rows have to be flushed into a snapshot before an update.
 
-    A replaced table loses its branch `main`, and with it the rows. Rows that wait are in the schema that was current
-    when they came, and that schema must not be removed before their flush.
+    A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
+    when they arrived, and that schema must not be removed before their flush.
     """
     action = update.get("action")
     return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
@@ -216,7 +216,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
 @Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
 async def report_metrics(call: Call, data: bytes) -> None:
     name, limit = call.name, call.components.settings.metrics_report_limit_bytes
-    if len(data) > limit:  # Every reader may send reports, and the database stores them.
+    if len(data) > limit:  # The size is limited because every reader may send reports, and the database stores them.
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
     report = await call.parse(data, dict[str, Any])
     catalog = call.components.catalog
@@ -225,14 +225,14 @@ async def report_metrics(call: Call, data: bytes) -> None:
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
     if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
         metadata = await catalog.documents.table(entry.metadata_location)
-        # This runs here because the cache belongs to the event loop.
+        # This code runs here because the cache belongs to the event loop.
         planned = report["snapshot-id"] in usage.plans, usage.plans.get(report["snapshot-id"])
         read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.components.clock.now_ms())
         count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
 
 
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
-    """Run `work`, which creates a table of this name, and answer with the table."""
+    """Run `work`, which creates a table with this name, and answer with the table."""
 
     async def answer(loaded: LoadedTable) -> web.Response:
         return await table_answer(call, loaded, call.namespace, name, compress=False)

@@ -1,9 +1,9 @@
 """Slots for statements, which principals take in turn.
 
-The rule: principals that run many statements do not keep others from running one. A principal runs at most its share.
-Its second and further statements leave some slots free, which are for principals that run nothing. When a slot becomes
-free, the waiting principal with the fewest statements gets it, and among equals the first that began to wait. Belongs
-to one event loop.
+The rule: principals that run many statements do not keep other principals from running one. A principal runs at
+most its share. Its second and further statements leave some slots free, which are for principals that run nothing.
+When a slot becomes free, the waiting principal with the fewest statements gets it. Among equals, it is the
+principal that has waited longest. An instance belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
-"""The maximum number of statements that wait, for each slot. Further statements receive 503 at once."""
+"""The maximum number of waiting statements for each slot. If more arrive, they receive 503 at once."""
 _KEPT_FREE = 4
-"""One slot of this many, and at least one, is reserved for principals that run nothing."""
+"""The divisor of the slots that are reserved for principals that run nothing. At least one slot is reserved."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class _Waiting:
 class FairSlots:
     """A limited number of slots. Each holder gets at most half of the `limit`.
 
-    The holder None, a caller without a login, has no share.
+    The holder None is a caller without a login, whose share is not limited.
     """
 
     def __init__(self, what: str, limit: int) -> None:
@@ -45,10 +45,10 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, holder: str | None, wait_s: float) -> AsyncIterator[None]:
-        """Hold a slot for as long as the block runs.
+        """Hold a slot for as long as the context is active.
 
         Raises:
-            TooManyRequests: The holder's statements that run and wait make its share.
+            TooManyRequests: The holder's running and waiting statements use its whole share.
             RetryLater: No slot became free within `wait_s`, or too many statements wait.
         """
         await self._take(holder, wait_s)
@@ -78,7 +78,7 @@ class FairSlots:
         except BaseException as error:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif entry.granted.done() and not entry.granted.cancelled():  # The client left after the slot was granted.
+            elif entry.granted.done() and not entry.granted.cancelled():  # The client has left.
                 self._release(holder)
             if isinstance(error, TimeoutError):
                 raise self._refuse_at_limit() from None

@@ -30,11 +30,11 @@ class StatementRequest(msgspec.Struct, frozen=True):
     format: Format
     url: str
     certificates: str
-    """The certificates of the server (PEM), if the address in `url` is one that the certificates may not name."""
+    """The certificates of the server (PEM), if `url` has an address that the certificates may not name."""
     token: str | None
     rows_max: int
     truncates: bool
-    """Whether the answer ends at `rows_max` rows; otherwise more rows are an error."""
+    """Whether the answer ends after `rows_max` rows. Otherwise, more rows are an error."""
     bytes_max: int
     time_s: float
     memory_bytes: int

@@ -1,9 +1,10 @@
 """The routes that run a SQL query and cancel it.
 
-The rule: a statement has the rights of its caller, and no others. The server checks that the caller may read somewhere,
-and gives a worker process the statement with a token that can only read what the caller can read. The worker loads and
-plans each table by the server's routes, which check the right for its namespace. Nothing of a statement is run in the
-server's process, and the text that reaches DuckDB is built from an allow-list (`connector/sql/`).
+The rule: a statement has the rights of its caller, and no others. The server checks that the caller may read
+somewhere, and gives the statement to a worker process with a token that can only read what the caller can read. The
+worker loads and plans each table by the server's routes, which check the right for its namespace. No part of a
+statement runs in the server's process, and the text that reaches DuckDB is built from an allow-list
+(`connector/sql/`).
 
 Rows are streamed: the worker waits while the client does not read. Before the first bytes, an error becomes an error
 answer. After them, the server closes the connection, so that no client takes a partial answer for a complete one.
@@ -46,7 +47,7 @@ from seamark.metaserver.store.model import NamespacePath
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
 _POLL_S = 0.25
-"""How long the server waits for the worker before it checks whether the client is still connected."""
+"""The time for which the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
 _SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
 _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
@@ -67,7 +68,7 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
-    """The answer in JSON, for the documentation; the worker writes it."""
+    """The answer in JSON, for the documentation. The worker writes it."""
 
     columns: tuple[StatementColumn, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -96,11 +97,11 @@ class RunningStatements:
 
     @asynccontextmanager
     async def slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
-        """Hold a slot for a statement; the event is set when the statement is cancelled.
+        """Hold a slot for a statement. The yielded event is set when the statement is cancelled.
 
         Raises:
-            RetryLater: No slot became free in time, see `FairSlots`.
-            TooManyRequests: The statements of the holder already take its share, see `FairSlots`.
+            RetryLater: No slot became free in time; see `FairSlots`.
+            TooManyRequests: The statements of the holder already use its whole share; see `FairSlots`.
             BadRequest: The id is in use, or the statement was cancelled while it waited.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
@@ -273,7 +274,7 @@ def _own_certificates(call: Call, settings: Settings) -> str:
 
 
 class _Exchange:
-    """One statement between the worker and the client."""
+    """Passes one statement and its answer between the client and the worker."""
 
     def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancelled: asyncio.Event) -> None:
         self._call = call
@@ -293,7 +294,7 @@ class _Exchange:
         if self._namespaces:
             call.allow(*self._namespaces)
         else:
-            call.is_checked = True  # The statement reads no table, and the caller may read somewhere.
+            call.is_checked = True  # No table is read, and the caller may read some namespace.
         response = web.StreamResponse(
             headers={
                 "Content-Type": self._type,

@@ -1,8 +1,8 @@
 """Worker processes of SQL statements: one for each statement, so that statements of different callers share no state.
 
 The parent of the workers starts with the first statement, and forks a worker in milliseconds. The parent gets no
-secrets of the server, and ends when its socket closes; a worker ends when its input closes. So neither outlives the
-server.
+secrets of the server, and ends when its socket closes. A worker ends when its input closes. So neither of them outlives
+the server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FIXED_VARIABLES = {
 }
 """The fixed environment of a worker.
 
-The last three keep the parent of workers free of threads: a fork would not copy them.
+The last three variables keep the parent of workers free of threads, because a fork would not copy threads.
 """
 _ERRORS: dict[int, type[SeamarkError]] = {
     400: BadRequest,
@@ -90,10 +90,10 @@ class StatementWorker:
     async def frame(self) -> tuple[bytes, bytes]:
         """Return the next frame: kind and content.
 
-        Raises the error that the worker reports.
+        If the frame is an error, the method raises the error that the worker reports.
 
         Raises:
-            BadRequest: The worker was ended, because it exceeded its limits.
+            BadRequest: The worker was ended because it exceeded its limits.
         """
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
@@ -173,7 +173,7 @@ class StatementWorkers:
             await parent.wait()
 
     async def _connect_parent(self) -> socket.socket:
-        """Return the socket of a live parent. A parent is started if there is none."""
+        """Return the socket of a live parent. If there is no parent, start one."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()

@@ -2,9 +2,9 @@
 
 Signatures and purges depend on a table's location, so two overlapping tables could read, overwrite and
 delete each other's files. An entry claims its locations in the transaction that creates or moves it: its
-location, the folders of its `write.*.path` properties and, if that is elsewhere, its metadata file. It
+location, the folders of its `write.*.path` properties and, if it is outside of these, its metadata file. The entry
 keeps all claims while a live or dropped name refers to it, because older files stay where they were
-written. After that, the claims stay for the namespace of its last name as long as there are files.
+written. After that, the namespace of its last name keeps the claims as long as there are files.
 Otherwise another namespace could get the location, and read these files.
 
 A dropped entry may be created again with the same name at the same location, because a principal that may
@@ -42,7 +42,7 @@ _TRIED_EVERY_S = 5.0
 _OVERLAPS_MAX = 100_000
 """The maximum number of claims of other entries inside a table's folders.
 
-Only older tables can have such claims.
+Only tables from a version without claims can have such claims inside.
 """
 
 
@@ -55,13 +55,15 @@ async def claim(
     fresh: bool = False,
     may_restore: bool = False,
 ) -> ClaimLocations:
-    """Return the operation with which the table or view `entry` with this metadata claims its locations.
+    """Return the operation with which a table or view claims its locations.
 
-    The function must be called before any file is written to them.
+    The function must be called before any file is written to these locations.
 
     Args:
+        metadata: The metadata of the table or view.
+        entry: The entry of the table or view.
         fresh: Whether the UUID is new.
-        may_restore: Whether the UUID may be that of a dropped entry.
+        may_restore: Whether the UUID may belong to a dropped entry.
 
     Raises:
         BadRequest: A location overlaps a location of another entry.
@@ -85,19 +87,19 @@ async def claim(
         name=entry.name,
         returns=may_restore,
     )
-    # If the entry may be restored, no file is written before the transaction, which makes the check.
+    # If the entry may be restored, no file is written before the transaction, which checks this.
     if not may_restore:
         await _check_free(context, operation)
     return operation
 
 
 async def _check_free(context: CatalogContext, operation: ClaimLocations) -> None:
-    """Check that no other entry has the UUID or a location, before files are written.
+    """Check, before files are written, that no other entry has the UUID or one of the locations.
 
-    The transaction checks again.
+    The transaction checks this again.
 
     Raises:
-        BadRequest: Another entry has one of them.
+        BadRequest: Another entry has the UUID or a location.
     """
     own = await _own_keys(context, operation.uuid)
     if operation.fresh and own:
@@ -140,10 +142,10 @@ async def check_unclaimed(
 ) -> None:
     """Check that the location does not overlap locations of entries other than `uuid`.
 
-    The transaction checks again.
+    The transaction checks this again.
 
     Raises:
-        BadRequest: The location overlaps such a location.
+        BadRequest: The location overlaps a location of another entry.
     """
     if await _is_taken(context, location, named, uuid):
         raise ClaimedLocation(key="", shown=location, subject=description).make_overlap_error()
@@ -162,7 +164,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
     """Check that the location is outside all locations of tables, views and functions.
 
     Raises:
-        BadRequest: The location is equal to one of them, or inside it.
+        BadRequest: The location is equal to the location of an entry, or inside it.
     """
     keys = [context.warehouse.key(parse_location(location))]
     await check_known(context, keys, "", include_inside=False)
@@ -177,9 +179,9 @@ async def _keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
 
 
 async def check_staged(context: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
-    """Check that only the table with this name may have claimed the location of a staged table.
+    """Check that no table other than the table with this name has claimed the location of a staged table.
 
-    A pass outlives the staging, and the table may have been renamed or dropped.
+    A pass is valid longer than the table is staged, and the table may have been renamed or dropped meanwhile.
 
     Raises:
         Forbidden: Another table has claimed the location.
@@ -197,10 +199,10 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
     The database decides which files a client may open, because the table's writers can overwrite metadata files.
 
     Raises:
-        Forbidden: It has not claimed the location.
+        Forbidden: `uuid` has not claimed the location.
     """
     claims = await _own_keys(context, uuid)
-    # A concurrent server of a version without claims may have created it.
+    # A concurrent server of a version without claims may have created the table.
     if not claims and await create_missing_claims(context):
         claims = await _own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
@@ -211,7 +213,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Return which of the locations `uuid` has claimed, independently of its metadata."""
+    """Return those of the locations that `uuid` has claimed. The table's metadata does not matter."""
     claims = {
         claimed_location.location
         for claimed_location in await context.store.claims(uuid)
@@ -222,10 +224,10 @@ async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[s
 
 
 async def check_writable(context: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
-    """Check that an entry has claimed its location and the folder of its metadata, manifests and plans.
+    """Check that an entry has claimed its location, and its folders for metadata, manifests and plans.
 
     Raises:
-        Forbidden: It has not claimed one of them.
+        Forbidden: The entry has not claimed one of these folders.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
     await check_own(context, uuid, folder)
@@ -236,12 +238,17 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
 async def foreign_file_check(
     context: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Return a function that reports whether a file is in a location of an entry other than `uuid`.
+    """Return a function that returns whether a file is in a location of an entry other than `uuid`.
 
-    The function has the locations that overlap `folders`. A file for which it returns True must not be
-    deleted with `uuid`'s files. A shared folder contains files of several entries, and may also contain files
-    of `uuid`. With `exclusive`, all files in shared folders count as foreign, and so do files in locations
-    where an admin allows another entry to name files.
+    The function considers the locations that overlap `folders`. If it returns True for a file, the file must not be
+    deleted together with the files of `uuid`.
+
+    Args:
+        exclusive: A shared folder contains files of several entries, and may also contain files of `uuid`. If True,
+            all
+            files in shared folders count as foreign, and so do files in locations where an admin allows another entry
+            to
+            name files.
 
     Raises:
         RetryLater: Some locations are unknown.
@@ -271,10 +278,10 @@ async def foreign_file_check(
 
 
 async def create_missing_claims(context: CatalogContext) -> int:
-    """Create claims for entries that are older than claims, and return their number.
+    """Create claims for entries from versions without claims, and return the number of these entries.
 
-    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or
-    miss its own. Such entries are listed in `context.unclaimed`.
+    An entry whose metadata cannot be read gets no claims, because a guess could claim another entry's location or
+    miss the entry's own location. Such entries are listed in `context.unclaimed`.
     """
     state = context.unclaimed
     state.tried_s, filled, unread, after = context.clock.monotonic(), 0, 0, ""
@@ -312,9 +319,11 @@ async def create_remaining_claims(context: CatalogContext) -> int:
 
 
 async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, include_inside: bool = True) -> None:
-    """Check that no entry of unknown location, other than `uuid`, may overlap the keys.
+    """Check that the keys do not overlap the possible location of an entry whose location is unknown.
 
     Args:
+        keys: The keys of locations.
+        uuid: The entry that is not considered.
         include_inside: Whether to check also for entries that may be inside the keys.
 
     Raises:
@@ -352,7 +361,7 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, include_i
 async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
     """Return the locations of an entry.
 
-    None if the storage does not answer; empty if the metadata is missing or damaged.
+    The result is None if the storage does not answer, and empty if the metadata is missing or damaged.
     """
     try:
         if entry.kind is EntryKind.TABLE:
@@ -372,7 +381,7 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether there is a file in a location that the entry has claimed; True if the storage fails.
+    """Return whether a location that the entry has claimed contains a file; True if the storage fails.
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
@@ -394,7 +403,7 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
 
 def _folder(entry: Entry) -> str:
-    """Return the probable location: metadata files are usually in its folder `metadata`."""
+    """Return the probable location of an entry. Its metadata files are usually in the folder `metadata` there."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
@@ -423,7 +432,7 @@ def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLoc
 def _key(warehouse: Warehouse, location: str) -> str:
     try:
         return warehouse.key(parse_location(location))
-    except BadRequest:  # The entry is older than claims, and the server does not write to this location.
+    except BadRequest:  # The entry is from a version without claims, and the server does not write to this location.
         return unquote(location).rstrip("/")
 
 

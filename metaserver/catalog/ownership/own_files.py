@@ -2,12 +2,12 @@
 
 A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A
 writer without write access to the whole catalog may therefore add only files in the table's locations.
-Files from the parent snapshot may be anywhere. To check this, manifest lists and manifests are read.
+Files that the parent snapshot has already may be anywhere. To check this, manifest lists and manifests are read.
 Files can be overwritten after the commit, so planning checks them again
 (`planner/plan/location_checks.py`).
 
-A writer of the whole catalog may name any file. If it names files of another table, readers may read them
-only if their folders are listed, separated by commas, in the property `seamark.allowed-locations`. The
+A writer with access to the whole catalog may name any file. If it names files of another table, readers may read them
+only if the property `seamark.allowed-locations` lists their folders, separated by commas. The
 database stores the list, because the table's writers can overwrite its metadata file.
 """
 
@@ -58,7 +58,7 @@ async def replace_allowed_locations(
 ) -> AllowLocations:
     """Return the operation that allows a registered table exactly the locations in its list.
 
-    Earlier permissions are removed; see also `allow`.
+    Earlier permissions are removed. See also `allow`.
     """
     if caller.confined_to is not None:
         raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
@@ -72,20 +72,20 @@ async def replace_allowed_locations(
 
 
 async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
-    """Return the locations in the database, which do not depend on the table's metadata."""
+    """Return the locations that the database records for the table. They do not depend on the table's metadata."""
     claims = await context.store.claims(uuid)
     return OwnLocations(context.warehouse, {claim.location for claim in claims})
 
 
 async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-    """Return the paths in locations that other tables claim and where this table may not name files.
+    """Return the paths in locations that other tables claim, if this table may not name files there.
 
-    The server does not read them for this table.
+    The server does not read these paths for this table.
     """
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign: set[str] = set()
     paths = list(paths)
-    # For few paths, a thread takes longer.
+    # If there are few paths, a thread takes longer.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
@@ -123,14 +123,15 @@ async def check_added(
         caller: The principal that commits.
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
-        metadata: The metadata after the commit. The commit claims the locations that only `metadata` has. The caller's
-            right to them is checked before.
+        metadata: The metadata after the commit. The commit claims the locations that `metadata` has and `base` does
+            not
+            have. The caller's right to them has been checked.
         commit: The updates.
         files: Reads the manifest lists and manifests.
 
     Raises:
-        BadRequest: A file is behind a symbolic link. Or the caller is confined, and a file is unreadable or outside the
-            table's locations.
+        BadRequest: A file is behind a symbolic link. Or the caller is confined to some namespaces, and a file is
+            unreadable or outside the table's locations.
     """
     lists = [snapshot.manifest_list for snapshot in commit.added_snapshots if snapshot.manifest_list is not None]
     manifests = [path for snapshot in commit.added_snapshots for path in snapshot.manifests or ()]
@@ -174,7 +175,7 @@ def _list_new_locations(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each new location.
 
-    A location of `base` that is not claimed counts as new, because the file of `base` may have been overwritten.
+    A location of `base` counts as new if it is not claimed, because the file of `base` may have been overwritten.
     """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
@@ -209,7 +210,7 @@ def _outside(path: str, description: str) -> BadRequest:
 
 
 class OwnLocations:
-    """The locations that one table claims, and those where it may name files, both as keys."""
+    """The locations that one table claims, and the locations where it may name files, both as keys."""
 
     def __init__(self, warehouse: Warehouse, locations: set[str]) -> None:
         self._warehouse = warehouse
@@ -287,7 +288,8 @@ class _Reader:
         """Return the manifest's files outside the table's locations.
 
         Raises:
-            BadRequest: A delete file refers to such a file, or a file is behind a symbolic link.
+            BadRequest: A delete file refers to a data file outside these locations, or a file is behind a symbolic
+                link.
         """
         data = await self._read(manifest, "manifest")
 

@@ -1,9 +1,9 @@
 """The owner of a view. The view runs with the owner's rights.
 
-Trino runs a view with the rights of the user in the property `trino.run-as-owner`; without this property,
-with the rights of the reader. A principal that may set the property can read everything that this user
+Trino runs a view with the rights of the user in the property `trino.run-as-owner`. Without this property, it runs the
+view with the rights of the reader. A principal that may set the property can read everything that this user
 can read. Engines that act for many users, and principals with write access to the whole catalog, may name
-any user. Others may name only themselves. A principal that changes the text of a view with an owner
+any user. Other principals may name only themselves. A principal that changes the text of a view with an owner
 becomes its owner, so that the text runs with its author's rights.
 """
 
@@ -18,7 +18,7 @@ from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.catalog.values import Caller
 
 OWNER = "owner"
-"""A label that Spark and others display. No engine derives rights from it."""
+"""A property that Spark and other engines display. No engine derives rights from it."""
 _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as")
 
 
@@ -39,15 +39,15 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
     """Check that `caller` may write the text of a view that runs with the rights of another user.
 
     Raises:
-        Forbidden: The caller may not write it.
+        Forbidden: The caller may not write such a text.
     """
     if caller.names_owners:
         return
     for key, value in metadata.properties.items():
         if determines_rights(key) and value != caller.who:
             raise Forbidden(
-                f"{caller.who} may not write a text that runs with the rights of {value[:100]!r}. For engines that act "
-                "for many users, the operator sets trusted_engines"
+                f"{caller.who} may not write a view text that runs with the rights of {value[:100]!r}. For engines "
+                "that act for many users, the operator sets trusted_engines"
             )
 
 
@@ -66,8 +66,10 @@ def keep_owner(
     """Return the properties that a view gets when `properties` are requested.
 
     Args:
+        caller: The principal that requests the properties.
+        properties: The requested properties.
         before: The current properties of the view.
-        rewritten: Whether its text changes.
+        rewritten: Whether the text of the view changes.
 
     Raises:
         Forbidden: The caller names another user, with whose rights the view would run.

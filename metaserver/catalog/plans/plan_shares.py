@@ -1,8 +1,10 @@
-"""The shares of principals in plans: leases, until they end or are withdrawn, and bytes, until the files are deleted.
+"""The shares of principals in plans.
+
+Leases count until they end or are withdrawn, and bytes until the files are deleted.
 
 Invariant: a principal may have at most half of all leases and half of all bytes, so that no principal can
 exclude the others. A lease counts for the principal that requested or renewed it, for the requested time.
-For running queries, the files are kept for a grace period after the lease, and their bytes count until
+After a lease ends, the files are kept for a grace period for running queries, and their bytes count until
 the end of this period.
 
 An instance belongs to one worker and starts empty.
@@ -34,7 +36,7 @@ class PlanShares:
         self._sweep_at = _SWEEP_MIN
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
-        """Return the limit that `leases` additional leases would exceed; None if there is room."""
+        """Return the name of the limit that `leases` additional leases would exceed; None if there is room."""
         holder = _holder(principal)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
@@ -89,5 +91,5 @@ class PlanShares:
 
 
 def _holder(principal: str) -> str | None:
-    """Return the principal whose share is charged; None without a login."""
+    """Return the principal whose share is charged; None if the server has no logins."""
     return None if principal == ANONYMOUS_NAME else principal

@@ -1,10 +1,11 @@
-"""Plan tables: names that read a table as one plan selected it, until their lease ends.
+"""Plan tables: names under which an engine reads only the files that one plan of a table selected. A lease limits
+their time.
 
 The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata
-and the filter, and the row in the pointer store lists the files that were written for it once, to unique
+and the filter. The row in the pointer store lists the files that were written for the name once, to unique
 paths. Identical plans share name and files. A name resolves only while the table keeps its own name.
-Files outlive the lease, so that running queries can finish. Then the name is removed, then the files, and
-finally the row, so that after a crash a row remains for a retry.
+Files outlive the lease, so that running queries can finish. After that, the name is removed, then the files, and
+finally the row. So after a crash a row remains for another attempt.
 
 A plan for an audience (requests with one value of `X-Seamark-Plans`) has no name. loadTable shows it to
 that audience as an additional snapshot of the table, until the lease ends or is withdrawn. The table's
@@ -60,7 +61,7 @@ _SHOWN_ID_MIN = 1 << 32
 Trino reads smaller numbers as `integer`, but a version must be a `bigint`.
 """
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]|/{FRESH_FOLDER}/")
-"""A file of a plan, or a file with rows of a stream.
+"""Matches the location of a file of a plan, or of a file with rows of a stream.
 
 The folders of plans of this version and of earlier versions end with the same name.
 """
@@ -72,7 +73,7 @@ _COUNTED_S = 10.0
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan table as engines load it, and the planned table."""
+    """A plan table as engines load it, with the table that was planned."""
 
     plan: StoredPlanTable
     metadata: TableMetadata
@@ -95,7 +96,8 @@ class Holder(NamedTuple):
 def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Holder | None = None) -> str | None:
     """Return the name of the plan for `bound_filter_text`, the bound filter, on a snapshot of the table.
 
-    None if the name is too long.
+    Returns:
+        None if the name is too long.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
     identity = encode_json((table, entry.index_version, snapshot_id, bound_filter_text, *(holder or ())))
@@ -112,9 +114,9 @@ def snapshot_id_of_plan(plan_id: str) -> int:
 def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
-    `planned` has the plan's manifest list and the original id. The schema is that of the filter, because a
+    `planned` has the plan's manifest list and the original id. The schema is the schema of the filter, because a
     later schema may use its names for other columns. The parent is the original snapshot, where engines find
-    statistics. The timestamp is just before that of the original, so that an engine that searches for the
+    statistics. The timestamp is just before the timestamp of the original, so that an engine that searches for the
     newest snapshot selects the original.
     """
     return msgspec.structs.replace(
@@ -148,7 +150,7 @@ class PlanTables:
     async def has_room(self, principal: str) -> bool:
         """Return whether another plan may be created.
 
-        The number is limited because every reader can request plans, and each plan has files.
+        The number of plans is limited because every reader can request plans, and each plan has files.
         """
         now_s = self._context.clock.monotonic()
         exhausted = self._shares.find_exhausted_limit(principal, now_s)
@@ -179,7 +181,9 @@ class PlanTables:
         """Return the plan with this name, and the pointer of its table.
 
         Raises:
-            NoSuchTable: The lease has ended, or another table has the table's name now. The message is the usual one.
+            NoSuchTable: The lease has ended, or another table has the table's name now. The message is the same as
+                for a
+                table that does not exist.
         """
         plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
@@ -192,7 +196,7 @@ class PlanTables:
         """Return the plan with this name and its metadata.
 
         Raises:
-            NotFound: There is no such plan, or a metadata file is missing in storage.
+            NotFound: The plan does not exist, or a metadata file is missing in storage.
         """
         plan, entry = await self.find(namespace, name)
         documents = self._context.documents
@@ -225,12 +229,13 @@ class PlanTables:
         lease_s: int,
         principal: str,
     ) -> int:
-        """Renew plans of the table or view for `principal`. A lease of 0 s withdraws them.
+        """Renew plans of the table or view for `principal`. A lease of 0 s withdraws the plans.
 
-        Returns the number of existing plans.
+        Returns:
+            The number of plans that exist.
 
         Raises:
-            TooManyRequests: One principal may not have this many leases.
+            TooManyRequests: The principal may not have this many leases.
         """
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
@@ -260,8 +265,11 @@ class PlanTables:
     ) -> StoredPlanTable | None:
         """Return the existing plan with this name and audience.
 
-        Its lease is renewed for `principal` if less than half of `lease_s` is left, so most requests that share a
-        plan write nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
+        Its lease is renewed for `principal` only if less than half of `lease_s` is left, so most requests that share
+        a plan write nothing.
+
+        Returns:
+            None if there is no such plan, or if the lease would exceed the principal's limit.
         """
         now_ms = self._context.clock.now_ms()
         plan = await self._context.store.plan_table(namespace, name)
@@ -289,8 +297,8 @@ class PlanTables:
     ) -> StoredPlanTable:
         """Store the files and register the plan.
 
-        If another request has registered the name, delete these files and return the other plan. The files count
-        against the shares of `principal` (`plan_shares.py`).
+        If another request has registered the name already, the method deletes these files and returns the other plan.
+        The files count against the shares of `principal` (`plan_shares.py`).
 
         Args:
             metadata: The metadata of the table; None for a plan view.
@@ -309,7 +317,7 @@ class PlanTables:
         try:
             (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
-            # After an unknown outcome, the plan may be registered.
+            # After an unknown outcome, the plan may be registered, so the files are kept.
             raise
         except SeamarkError:
             await self._remove_quietly(plan.files)
@@ -339,7 +347,8 @@ class PlanTables:
     async def clean(self) -> int:
         """Delete the files of ended plans. This is a task of housekeeping.
 
-        Returns the number of plans whose files were deleted.
+        Returns:
+            The number of plans whose files were deleted.
         """
         store, passed = self._context.store, await look_at_clock(self._context.store, self._context.clock)
         before_ms = passed.ago(self._context.settings.plan_table_grace_s * 1000)
@@ -353,7 +362,7 @@ class PlanTables:
         return done
 
     async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
-        """Delete the files of a plan. False if a file could not be deleted; a later round tries again."""
+        """Delete the files of a plan. Return False if a file could not be deleted; a later round tries again."""
         async with slots:
             try:
                 for location in reversed(plan.files):
@@ -380,11 +389,12 @@ def too_many_plans(principal: str) -> TooManyRequests:
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """Check that metadata are not those of a plan and have no manifest list of a plan, because these files are deleted
-    soon.
+    """Check that metadata do not belong to a plan and have no manifest list of a plan.
+
+    The files of a plan are deleted soon.
 
     Raises:
-        BadRequest: The metadata or a manifest list belong to a plan.
+        BadRequest: The metadata or a manifest list belongs to a plan.
     """
     lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
     file = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
@@ -399,7 +409,7 @@ def _check_manifest_list(location: str | None) -> None:
     """Check that a manifest list does not belong to a plan, because the plan's files are deleted soon.
 
     Raises:
-        BadRequest: It belongs to a plan.
+        BadRequest: The manifest list belongs to a plan.
     """
     if location is not None and _PLAN_FILE.search(location):
         raise BadRequest(

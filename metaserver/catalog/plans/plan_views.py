@@ -1,15 +1,15 @@
 """Plan views: names that read a view from plan tables, with a condition on the view's rows.
 
 A plan view has the view's owner, columns and defaults, but another text: `SELECT * FROM (its text) WHERE
-…`, in which plan names replace the names of tables and of other views. An engine therefore treats it like
+…`, in which plan names replace the names of tables and of other views. An engine therefore treats a plan view like
 the view: same rights, same column types, same checks for staleness.
 
 The rules: a plan view is built from data that the catalog has stored. The client sends positions in the
 text, and the text at these positions must be the name of the plan's table or view. The condition ensures
-that the plan view returns only rows that the view also returns; otherwise the rows that plan tables leave
+that the plan view returns only rows that the view also returns. Otherwise, the rows that plan tables leave
 out would affect counts and anti-joins. A name belongs to one metadata file of the view: after any change
-of the view the name no longer resolves. If another plan view refers to the name, reading it fails with
-the same error. Rows, leases and clean-up are those of plan tables, whose names have the same form.
+of the view the name no longer resolves. If another plan view refers to the name, reading that plan view fails with
+the same error. Rows, leases and clean-up work as for plan tables, whose names have the same form.
 
 A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the
 header, until it is withdrawn. It belongs to one user: for other users, its text fails when it would
@@ -47,14 +47,14 @@ _HOLDER = "seamark.plan-holder"
 class ReplacedReference(msgspec.Struct, frozen=True):
     """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text.
 
-    `namespace` and `name` are the table or view that the text must name.
+    `namespace` and `name` identify the table or view that the text must name.
 
     Attributes:
-        plan: The name of a plan table or plan view of the table or view.
+        plan: The name of the plan table or plan view that replaces the name.
         version: The id of a plan snapshot of the table.
         alias: Whether to add the name as an alias, because the text has no alias.
-        columns: For a view whose plan view an audience resolves: the columns that are read from the view itself to
-            check access.
+        columns: The columns that are read from the view itself to check access. Only for a view whose plan view
+            resolves for an audience.
     """
 
     start: int
@@ -83,12 +83,13 @@ class PlanViews:
         """Return the plan with this name and audience.
 
         Raises:
-            NoSuchView: The lease has ended or the view has changed. The message is the usual one.
+            NoSuchView: The lease has ended or the view has changed. The message is the same as for a view that does
+                not exist.
         """
         return (await self._resolve(namespace, name, audience))[0]
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
-        """Return the view over the plan with this name and audience."""
+        """Return the view that the plan with this name and audience replaces."""
         return (await self._resolve(namespace, name, audience))[1]
 
     async def _resolve(
@@ -204,7 +205,7 @@ def _point_to_plans(
 def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
     """Return a query that never runs.
 
-    When the engine analyses it, the engine checks access to the view, and applies the view's rules.
+    When the engine analyses the query, it checks access to the view, and applies the view's rules.
     """
     columns = ", ".join(map(_quote, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
@@ -239,9 +240,9 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
 
 
 def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
-    """Return whether the text names the table or view of the reference. Names are compared like in Trino.
+    """Return whether the text names the table or view of the reference. Names are compared as Trino compares them.
 
-    Catalog names are not checked.
+    Names of catalogs are not checked.
     """
     before = [_unquote(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)

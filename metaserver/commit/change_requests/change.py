@@ -1,8 +1,8 @@
 """A change in the form in which a client sends it: files to add, files to remove and the rows that were read.
 
-It is read in two steps, because the table may change between them. First a `ChangeRequest` is checked without the
-table. Then a `Change` is bound to one state of the table's schemas, partition specs and format version; if one of these
-changes, the `Change` is computed again. Each fault is a BadRequest that names the file and the field.
+The request is read in two steps, because the table may change between them. First, a `ChangeRequest` is checked without
+the table. Then, a `Change` is bound to one state of the table's schemas, partition specs and format version. If one of
+these changes, the `Change` is computed again. Each fault is a BadRequest that names the file and the field.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Partition = tuple[Value | None, ...]
 
 
 class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
-    """A checked request. Its filters are unbound."""
+    """A checked request. Its filters are not bound to the table yet."""
 
     reads: bool
     """Whether the request has a read snapshot. The id of the snapshot is None if an empty table was read."""
@@ -85,14 +85,14 @@ EVERYTHING = ReadScope(bound=TRUE)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A request bound to one state of the table."""
+    """A request that is bound to one state of the table."""
 
     request: ChangeRequest
     data: tuple[ContentFile, ...]
     deletes: tuple[ContentFile, ...]
     operation: str
     scope: ReadScope | None
-    """The rows that the change has read. None if it has read only the rows that it removes."""
+    """The rows that the change has read, or None if it has read only the rows that it removes."""
     replaced: ReadScope | None
     """The scope in which the change also removes every live file."""
 
@@ -139,7 +139,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     if body.producer is not None:
         check_name(body.producer.id, "producer id")
     if body.repeats_only and body.producer is None:
-        raise BadRequest("repeats-only needs a producer, whose repeat it may be")
+        raise BadRequest("repeats-only needs a producer: only the change of a producer can be recognised as a repeat")
     if body.change_id is not None:
         check_name(body.change_id, "change-id")
     _check_choice("operation", body.operation, (None, *OPERATIONS))
@@ -233,7 +233,10 @@ def _expression(raw: msgspec.Raw, description: str) -> Expression:
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
     """Bind the request to the table.
 
-    `check_path` raises for a location where the table may have no files.
+    Args:
+        request: The checked request.
+        metadata: The current metadata of the table.
+        check_path: Raises for a location where the table may have no files.
 
     Raises:
         BadRequest: Files do not fit the table or contradict each other.
@@ -310,7 +313,7 @@ def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
 
 
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
-    """Return the snapshot's operation (Iceberg spec, "Snapshots").
+    """Return the operation of the snapshot (Iceberg spec, "Snapshots").
 
     Raises:
         BadRequest: The request names an operation that does not fit the change.
@@ -333,7 +336,7 @@ def _read_scope(
 ) -> ReadScope | None:
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
-            # The same names may refer to other columns in the schema that was read.
+            # In the schema with which the rows were read, the same names may refer to other columns.
             raise Collision(
                 "schema",
                 f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "

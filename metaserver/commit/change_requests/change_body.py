@@ -21,7 +21,12 @@ _NonNegative = Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
-    """Document a field of the request; `schema` contains entries of its JSON schema that `read_request` enforces."""
+    """Return the metadata of a request field.
+
+    Args:
+        description: The documentation of the field.
+        schema: Further entries of the field's JSON schema, which `read_request` enforces.
+    """
     return msgspec.Meta(description=description, extra_json_schema=schema or None)
 
 
@@ -35,7 +40,7 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """The name of a live file. A deletion vector is named by its path and its offset."""
+    """A live file to remove. A deletion vector is named by its path and its offset."""
 
     file_path: str
     content_offset: _NonNegative | None = None
@@ -50,14 +55,14 @@ class GivenPartition(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
 
 
 class ChangeScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter or partitions."""
+    """The rows that a change has read: either a filter or partitions."""
 
     filter: _Filter = msgspec.field(default_factory=msgspec.Raw)
     partitions: list[GivenPartition] | None = None
 
 
 class ChangeReplace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter, or `partitions`."""
+    """The files that a change replaces: either a filter, or `partitions`."""
 
     filter: _Filter = msgspec.field(default_factory=msgspec.Raw)
     partitions: Annotated[str | None, doc("Those of the added files.", enum=[WRITTEN])] = None
@@ -122,7 +127,7 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     ] = []
     """The files to add.
 
-    They are decoded file by file (`read_change`): all at once would block the interpreter for a second.
+    `read_change` decodes them file by file. Decoding all of them at once would block the interpreter for a second.
     """
     remove: Annotated[
         tuple[Remove, ...], doc("Live files. A deletion vector is named by its path and its offset.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class Collision(Exception):
-    """The change cannot be applied to the current snapshot; the client receives CommitConflict.
+    """Raised if a change cannot be applied to the current snapshot. The client receives CommitConflict.
 
-    `reason` is one of a fixed set of words; the metrics count collisions by it.
+    Attributes:
+        reason: One of a fixed set of words. The metrics count collisions by reason.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -1,8 +1,8 @@
-"""Applies one change: makes a snapshot on the current head from a request, and again on a new head after a lost race.
+"""Applies one change: creates a snapshot of the change on the current head, and again on a new head after a lost race.
 
-`prepare` runs before the commit lock is taken: it checks the files and writes the manifests of the added files. `apply`
-runs under the lock: it finds the files to remove, checks for conflicts and writes the rest. Later attempts reuse files
-that earlier attempts have written if they are still valid.
+`prepare` runs before the commit lock is taken. It checks the files and writes the manifests of the added files. `apply`
+runs under the lock. It finds the files to remove, checks for conflicts, and writes all other files. Later attempts
+reuse files of earlier attempts that are still valid.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, 
 from seamark.metaserver.planner.plan.planner import Planner
 
 DECODED_BYTES_MAX = 2 << 30
-"""Memory limit for the decoded manifests of one change."""
+"""The memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
-"""The number of files above which files are decoded in a thread."""
+"""The number of added files above which they are decoded in a thread."""
 
 
 class LocationChecks:
-    """Checks that a table may name the files that one of its changes reads. Each folder is checked once.
+    """Checks that the table may refer to the files that a change reads. An instance belongs to one attempt.
 
-    Belongs to one attempt. Writers can overwrite manifest lists and manifests after their commit. So each path is
-    checked before the server reads the file: otherwise the outcome of a change would reveal the content of another
-    table's file.
+    Writers can overwrite manifest lists and manifests after their commit. Therefore each path is checked before the
+    server reads the file. Otherwise, the outcome of a change could reveal the content of another table's file. Each
+    folder is checked once.
     """
 
     def __init__(self, planner: Planner, metadata: TableMetadata, uuid: str) -> None:
@@ -73,10 +73,10 @@ class LocationChecks:
         self._accepted: set[str] = set()
 
     async def __call__(self, paths: Iterable[str]) -> None:
-        """Check that none of the paths is in a location that another table claims.
+        """Check that no path is in a location that another table claims.
 
         Raises:
-            Forbidden: A path is in such a location.
+            Forbidden: A path is in the location of another table.
         """
         fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._accepted}
         if fresh:
@@ -85,7 +85,7 @@ class LocationChecks:
 
 
 class ChangeApplication:
-    """The attempts of one change. Belongs to one request."""
+    """The attempts of one change. An instance belongs to one request."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ChangeApplication:
         """Prepare the application of a change.
 
         Args:
-            uuid: The UUID of the table in the database.
+            uuid: The UUID that the database has for the table.
         """
         self._context = context
         self._uuid = uuid
@@ -118,7 +118,8 @@ class ChangeApplication:
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
         self._removal: str | None = None
-        """The note of a removal of orphan files, after which the added files were found in the storage."""
+        """The note of the last removal of orphan files. The added files were checked to exist in the storage after it.
+        """
 
     @property
     def written(self) -> list[str]:
@@ -127,19 +128,19 @@ class ChangeApplication:
 
     @property
     def unneeded(self) -> list[str]:
-        """The stored files that the last snapshot does not refer to."""
+        """The stored files that the snapshot of the last attempt does not refer to."""
         return [path for path in self.written if path not in self._needed]
 
     async def settle(self) -> None:
         """Wait until the files of the change are stored.
 
-        If a file could not be stored, raise its error: the change is then not applied.
+        If a file could not be stored, its error is raised, and the change is not applied.
         """
         if self._writer is not None:
             await self._writer.settle()
 
     def end(self) -> None:
-        """Drop the files of the change from memory; they are not needed after its last attempt."""
+        """Release the memory of the change's files. Call this after the last attempt."""
         change, fresh = self._change, self._fresh
         self._change, self._fresh = None, frozenset()
         if change is not None:
@@ -173,10 +174,13 @@ class ChangeApplication:
         await self._check_stored(await removal_note(self._context, self._uuid))
 
     async def _check_stored(self, note: str | None) -> None:
-        """Check that no orphan removal has deleted an added file since it was written.
+        """Check that no removal of orphan files has deleted an added file.
+
+        Args:
+            note: The note of the last removal, or None.
 
         Raises:
-            BadRequest: A removal has deleted such a file.
+            BadRequest: A removal has deleted an added file.
         """
         change = self._change
         if note is None or note == self._removal:
@@ -190,9 +194,9 @@ class ChangeApplication:
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Read the files that `apply` needs before the lock is taken, to shorten the wait of other changes.
+        """Read the files that `apply` will need before the lock is taken, so other changes wait less.
 
-        The results are not used: `apply` computes them again on the head that is then current.
+        Only the caches keep the results. `apply` reads the files again for the head that is current at that time.
         """
         change = self._change
         assert change is not None
@@ -223,11 +227,11 @@ class ChangeApplication:
         self._merging = ManifestMerge(self._writer, self._manifests)
 
     async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """Return the check of file locations.
+        """Return a function that checks the location of a file.
 
-        A location must be in the warehouse and, for a confined writer, in the locations of the table. Otherwise the
-        table would give access to files of another table. The locations come from the database, because a writer may
-        overwrite the metadata file.
+        A location must be in the warehouse. The files of a confined writer must also be in the locations of the table.
+        Otherwise, the table would give access to files of another table. The locations of the table come from the
+        database, because a writer may overwrite the metadata file.
         """
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
@@ -245,9 +249,10 @@ class ChangeApplication:
         return check
 
     async def apply(self, metadata: TableMetadata, removal: str | None) -> ProducedSnapshot:
-        """Store the snapshot on the head of the branch in `metadata`. No pointer refers to it yet.
+        """Store a snapshot on the head of the branch in `metadata`. No pointer refers to the snapshot yet.
 
         Args:
+            metadata: The current metadata of the table.
             removal: The note of the table's last removal of orphan files, read under the lock.
 
         Raises:
@@ -283,7 +288,7 @@ class ChangeApplication:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
             await check_row_counts(manifests, listed, change, to_remove)
-        else:  # The undo has already checked more than this.
+        else:  # The undo has checked more than a conflict check would.
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
         vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
@@ -302,7 +307,7 @@ class ChangeApplication:
             removed,
             metadata,
             parent,
-            # A merge could remove the old manifests that this undo restores.
+            # A merge could remove the old manifests that the undo restores.
             merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._context.clock.now_ms(),
         )
@@ -310,7 +315,7 @@ class ChangeApplication:
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """Return the metadata without the marks that say that the restored files were removed."""
+        """Return metadata whose manifests no longer mark the restored files as DELETED."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -337,12 +342,13 @@ class ChangeApplication:
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """Check that no added file is live according to cached manifests.
+        """Check that no added file is live already, according to cached manifests.
 
-        If a change is sent again after a lost reply, it must not count twice, and its files must not be deleted.
+        After a lost reply, a client may send a change again. Its files must not be added twice, and they must not be
+        deleted after the refusal.
 
         Raises:
-            AlreadyExists: A file is live.
+            AlreadyExists: An added file is live.
         """
         if not listed:
             return
@@ -363,7 +369,7 @@ def _find_first(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> 
 
 
 def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
-    """Return the snapshot that a commit to the branch follows; None for `main` of an empty table.
+    """Return the head of the branch, on which a new snapshot is based. Return None for `main` of an empty table.
 
     Raises:
         Collision: The branch is unknown.

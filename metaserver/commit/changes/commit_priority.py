@@ -1,13 +1,14 @@
-"""Commit priority: a change that has collided several times commits before all others of its table for a short time.
+"""Gives priority to a change that has collided several times: it commits before the other changes of its table.
 
 Located upserts could lose every race against a stream of other writers. The server counts the collisions of each change
-by the id that all of its attempts share. After a number of collisions, the server makes the table's other changes wait
-until that change has committed or its priority expires. Only the change that has waited longest gets priority. Priority
-affects the order of commits and never their correctness: it is local to this process and is not persisted.
+by the id that all attempts of the change share. After a number of collisions, the server makes the table's other
+changes wait until that change has committed, or until its priority expires. Only the change that has waited longest
+gets priority. Priority affects the order of commits and never their correctness. It is local to this process and is not
+persisted.
 
-Bounds: priority expires after `longest_s`, and no change waits longer than that for changes with priority
-(`group_commit.py`). If priority was not used, no change of the table gets priority for some time afterwards. So a
-client that collides on purpose can delay others only for a small share of the time.
+Priority is bounded. It expires after `longest_s`, and no change waits longer than that for changes with priority
+(`group_commit.py`). If a priority was not used, no change of the table gets priority for some time. Therefore a client
+that collides on purpose delays other changes only for a small share of the time.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _CHANGES_MAX = 10_000
-"""The maximum number of changes whose collisions are counted. The least recent changes are dropped."""
+"""The maximum number of changes whose collisions are counted.
+
+Above it, the changes that collided longest ago are dropped.
+"""
 _FORGET_S = 120.0
 _PRIORITY_MIN_S = 3.0
-"""The shortest time of priority. Clients wait up to two seconds before they try again."""
+"""The minimum duration of priority. Clients wait up to two seconds before they try again."""
 _PAUSE_FACTOR = 10
-"""The pause after unused priority, as a multiple of its length. No change of the table gets priority meanwhile."""
+"""The pause after unused priority, as a multiple of its duration.
+
+During the pause, no change of the table gets priority.
+"""
 
 ChangeId = tuple[str, str]
-"""The caller, and the id that the caller chose for all attempts of one change."""
+"""The principal that commits, and the id that it has chosen for all attempts of one change."""
 
 
 class _Waiting:
@@ -43,17 +50,14 @@ class _Priority(NamedTuple):
 
 
 class CommitPriority:
-    """The changes with priority, by table UUID.
-
-    Times are monotonic clock readings in seconds.
-    """
+    """The changes with priority, by table UUID. Times are readings of a monotonic clock in seconds."""
 
     def __init__(self, *, after: int, longest_s: float) -> None:
         """Set the limits of priority.
 
         Args:
             after: The number of collisions after which a change gets priority.
-            longest_s: The longest time of priority; with 0 no change gets it.
+            longest_s: The maximum duration of priority. With 0, no change gets priority.
         """
         self._after = after
         self._longest_s = longest_s
@@ -62,7 +66,7 @@ class CommitPriority:
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Count a collision. If no change has priority, grant it to the change that has waited longest."""
+        """Count a collision of a change. If no change has priority, grant it to the change that has waited longest."""
         key = (table, change)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -75,7 +79,7 @@ class CommitPriority:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """End the count and the priority of a change that has committed or will not be tried again."""
+        """Forget the collisions and the priority of a change that has committed or will not be tried again."""
         self._waiting.pop((table, change), None)
         granted = self._granted.get(table)
         if granted is not None and granted.change == change:
@@ -83,7 +87,7 @@ class CommitPriority:
             self._grant(table, now_s)
 
     def holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """Return the change that has priority, and its remaining seconds."""
+        """Return the change that has priority and the seconds that remain, or None if no change has priority."""
         granted = self._granted.get(table)
         if granted is None:
             return None

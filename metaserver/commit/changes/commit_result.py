@@ -10,7 +10,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
 class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The outcome of a change. The optional fields are None if its snapshot has expired since."""
+    """The outcome of a change. The optional fields are None if the snapshot of the change has expired since."""
 
     snapshot_id: int | None
     parent_snapshot_id: int | None

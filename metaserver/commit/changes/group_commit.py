@@ -1,9 +1,9 @@
-"""Group commit: the waiting changes of a table are applied one after the other and published together.
+"""Commits the waiting changes of a table as a group: they are applied one after the other and published together.
 
-A change is committed, refused, or its outcome is unknown (docs/design/0001, "The commit"). The changes of one group
-share a metadata file and a transaction; each has its own snapshot, instant, answer and conflicts, and a refused change
-does not affect the others. A producer's last sequence is read before its change is applied, and advanced in the
-transaction that publishes the change. Files that no snapshot refers to are removed once that is certain.
+The outcome of a change is committed, refused or unknown (docs/design/0001, "The commit"). The changes of a group share
+a metadata file and a transaction. Each change has its own snapshot, instant, response and conflicts, and a refused
+change does not affect the others. The last sequence of a producer is read before its change is applied, and is advanced
+in the transaction that publishes the change. Files that no snapshot refers to are removed as soon as this is certain.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
 _ENGINE = "a snapshot of a standard engine"
-"""The id of the changes of a client whose commits have no id."""
+"""The change id for clients whose commits have no id."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
-"""Reads the index files of a change to this table. Raises BadRequest if a file does not belong to the table."""
+"""Reads the index files of a change to this table.
+
+It raises BadRequest if an index file does not belong to the table.
+"""
 
 
 class CommitObserver(Protocol):
-    """Receives the events that the metrics count."""
+    """Receives the commit events that the metrics count."""
 
     def observe_group(self, changes: int) -> None: ...
 
@@ -66,7 +69,7 @@ class CommitObserver(Protocol):
 
 
 class Commits:
-    """Commits changes. Belongs to one event loop; opened by `open_commits`."""
+    """Commits changes. An instance belongs to one event loop. Open it with `open_commits`."""
 
     def __init__(
         self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitObserver
@@ -81,7 +84,7 @@ class Commits:
         settings = self._context.settings
         self._look_back = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
-        """The longest time that other changes wait for changes with priority."""
+        """The maximum time for which other changes wait for changes with priority, in seconds."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._context.objects)
         publisher.engine_priority = self
@@ -89,20 +92,20 @@ class Commits:
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """Count a refused snapshot of an engine, which computes its snapshots itself.
 
-        After several refusals the table's changes wait, so that the engine can read the table again and commit.
+        After several refusals, the table's changes wait until the engine has read the table again and committed.
         """
         self._priority.record_collision(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
-        """End the wait for the snapshot of an engine, and the count of its refusals."""
+        """End the priority of an engine's snapshot, and forget its refusals."""
         self._priority.release(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     async def close(self) -> None:
-        """Wait for running commits and for the removal of files."""
+        """Wait for running commits, and for the removal of files."""
         await asyncio.gather(*(queue.task for queue in self._queues.values() if queue.task), return_exceptions=True)
         await self._cleanup.close()
 
@@ -114,15 +117,16 @@ class Commits:
         request: ChangeRequest,
         index_files: IndexFiles,
     ) -> CommitResult:
-        """Commit the change as a snapshot at the head of its branch, and register its index files with it.
+        """Commit the change as a snapshot at the head of its branch, and register its index files.
 
         Raises:
             NoSuchTable: The table does not exist.
             BadRequest: Files do not fit the table.
             Forbidden: The caller may not write a location.
-            CommitConflict: The change conflicts with later commits or has lost every race. Nothing was committed.
-            CommitUnknown: The outcome is unknown, or the producer has committed the change to a table that the name
-                no longer refers to.
+            CommitConflict: The change conflicts with later commits, or other commits were faster in every attempt.
+                Nothing was committed.
+            CommitUnknown: The outcome is unknown. Or the producer has already committed the change to a table to which
+                the name no longer refers.
             IdempotencyTaken: Another request has used the idempotency key.
         """
         try:
@@ -142,7 +146,7 @@ class Commits:
                 return self._build_repeated_result(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            head_of(request.branch, loaded.metadata)  # This raises before anything is written.
+            head_of(request.branch, loaded.metadata)  # An unknown branch is refused before anything is written.
             pending.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)
             await application.preload(loaded.metadata)
@@ -166,7 +170,8 @@ class Commits:
         finally:
             if ended:
                 self._end_priority(namespace, name, pending)
-            if pending.done.done():  # Otherwise the change may be applied at this moment, although its client has left.
+            # If the change has no outcome yet, it may be applied at this moment, although its client has left.
+            if pending.done.done():
                 application.end()
         if result.committed.duplicate:
             await self._remove_written(application)
@@ -175,8 +180,11 @@ class Commits:
         return result
 
     async def _remove_written(self, application: ChangeApplication) -> None:
-        """Delete the files of a change that was not committed, once they are all stored or refused."""
-        with suppress(Exception):  # The change has its outcome.
+        """Delete the files of a change that was not committed.
+
+        Wait first until their writes have succeeded or failed.
+        """
+        with suppress(Exception):  # The change already has its outcome, so errors of its files no longer matter.
             await application.settle()
         self._cleanup.remove(application.written)
 
@@ -217,7 +225,8 @@ class Commits:
                 except SeamarkError as error:
                     _fail(group, error)
                 except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
-                    _fail(group, error)  # Set the outcome before the log is written, because that may fail as well.
+                    # Set the outcomes before the log entry is written, because writing the log may fail too.
+                    _fail(group, error)
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
         finally:
             del self._queues[namespace, name]
@@ -225,9 +234,9 @@ class Commits:
     async def _take_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
         """Return the changes that have waited longest.
 
-        While a change has priority, return only that change, or none before it arrives. But the first change waits no
-        longer than priority may last, counted from when it was queued, because several changes may get priority in
-        turn.
+        While a change has priority, only that change is returned. Nothing is returned before the change arrives.
+        Several changes may get priority one after the other. Therefore the wait of the first change is bounded by the
+        maximum duration of priority, counted from the time at which the change was queued.
         """
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
@@ -246,7 +255,10 @@ class Commits:
         return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
-        """Set the outcome of every change of the group, or raise one error for all of them."""
+        """Set the outcome of every change in the group.
+
+        If the group fails as a whole, raise one error for all changes.
+        """
         retries, attempts = self._context.settings.commit_retries, 0
         async with self._publisher.races() as races:
             while attempts <= retries:
@@ -254,7 +266,7 @@ class Commits:
                 try:
                     async with self._publisher.lock(namespace, name):
                         await self._attempt(namespace, name, left)
-                except LostRace:  # Another process committed first, which is not a conflict.
+                except LostRace:  # Another process has committed first. This is not a conflict of the changes.
                     if not await races.record_loss({pending.uuid for pending in left}):
                         break
                     continue
@@ -273,7 +285,7 @@ class Commits:
         """Try to commit the changes of a group together.
 
         Raises:
-            CommitConflict: Another commit came first. The changes without an outcome are to be tried again.
+            CommitConflict: Another commit came first. The changes without an outcome have to be tried again.
         """
         try:
             entry = await self._tables.entry(namespace, name)
@@ -293,7 +305,8 @@ class Commits:
             try:
                 await self._add(attempt, pending)
             except (SeamarkError, Collision) as error:
-                if attempt.produced:  # The refusal may depend on changes that are not published yet.
+                # The reason of the refusal may be a change of this group that is not published yet.
+                if attempt.produced:
                     attempt.refused.append((pending, error))
                 else:
                     pending.fail(error)
@@ -347,12 +360,12 @@ class Commits:
             pending.succeed(self._build_repeated_result(pending, last, loaded.entry, loaded.metadata))
 
     async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Apply the change to the result of the previous changes of the group."""
+        """Apply a change to the result of the earlier changes in the group."""
         await self._check_table(pending, attempt.entry)
-        await self._check_fence(pending.request.fence)  # In the transaction it would fail the whole group.
+        await self._check_fence(pending.request.fence)  # In the transaction, this conflict would fail the whole group.
         self._check_flushed(pending.request.flushed, attempt.entry)
         key, producer = pending.caller.idempotency, pending.request.producer
-        # A key that is recorded twice would fail the whole transaction.
+        # In the transaction, a key that is recorded twice would fail the whole group.
         if key is not None and key.key in attempt.keys:
             attempt.twins.append(pending)
             return
@@ -376,8 +389,12 @@ class Commits:
             attempt.producers[producer.id] = LastCommit(producer.sequence, produced.snapshot.snapshot_id)
 
     async def _check_index_files(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Raise Collision for a file that belongs to another index: in the transaction it would fail the whole
-        group.
+        """Check that no index file of the change is registered for another index.
+
+        In the transaction, such a file would fail the whole group.
+
+        Raises:
+            Collision: An index file is registered for another index.
         """
         if attempt.definitions is None:
             attempt.definitions = {
@@ -393,8 +410,12 @@ class Commits:
 
     @staticmethod
     def _check_flushed(ranges: Sequence[FlushedRange], entry: Entry) -> None:
-        """Raise Collision if another flush has moved the offsets: in the transaction that would fail the whole
-        group.
+        """Check that no other flush has moved the offsets of the stream.
+
+        In the transaction, a moved offset would fail the whole group.
+
+        Raises:
+            Collision: Another flush has moved an offset.
         """
         offsets = entry.parse_flushed_offsets()
         if any(offsets.get(moved.shard) != moved.start for moved in ranges):
@@ -410,9 +431,12 @@ class Commits:
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
     ) -> None:
-        """Raise CommitUnknown if the producer has committed the change, but the name refers to another table now.
+        """Check whether the producer has committed the change to a table to which the name no longer refers.
 
-        After a refusal the client would delete live files.
+        If the change were refused instead, the client would delete live files.
+
+        Raises:
+            CommitUnknown: The producer has committed the change, but the name now refers to another table.
         """
         if request.producer is None or uuid is None:
             return
@@ -431,7 +455,7 @@ class Commits:
     def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
     ) -> CommitResult:
-        """Return the first answer to a change that the producer has committed before."""
+        """Return the first response to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
@@ -439,7 +463,7 @@ class Commits:
         return CommitResult(committed, entry.metadata_location)
 
     def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
-        """Return further operations of the transaction that publishes the change."""
+        """Return the further operations of the transaction that publishes the change."""
         now_ms, snapshot_id, fence = self._context.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
@@ -454,14 +478,13 @@ class Commits:
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # The record has no metadata location, because the location is chosen later. A repeat gets the location that
-        # is then
-        # current.
+        # The record has no metadata location, because the location is chosen later. A repeated request receives the
+        # location that is current at that time.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
-        """Fail the changes whose idempotency key another request has used; the other changes continue."""
+        """Fail the changes whose idempotency key another request has used. The other changes of the group continue."""
         now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency
@@ -487,7 +510,7 @@ def _is_repeat(pending: PendingChange, last: LastCommit) -> bool:
 async def open_commits(
     catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitObserver
 ) -> AsyncIterator[Commits]:
-    """Open the commits of changes; wait for running commits on exit."""
+    """Open the commits of changes. On exit, wait for running commits."""
     manifests = Manifests.of(catalog.context.objects, catalog.context.settings)
     commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:

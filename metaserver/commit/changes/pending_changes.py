@@ -1,4 +1,4 @@
-"""The changes that wait for a table, and the changes of a group that are applied to one state of the table."""
+"""The changes that wait for a table, and the changes of a group that were applied to one state of the table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ class PendingChange:
         change_id = application.request.change_id
         self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
         self.queued_s = 0.0
-        """When it was queued, as a monotonic clock reading."""
+        """The time at which the change was queued, on a monotonic clock."""
         self.started = False
         self.offered = False
-        """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
+        """Whether the change was passed to `publish`. If the outcome is unknown, the files of the change may be live.
+        """
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # asyncio warns about exceptions that are never retrieved, and the waiting request may be gone.
+        # asyncio warns about exceptions that are never retrieved. The request that waits for the result may be gone.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
@@ -72,18 +73,18 @@ class GroupAttempt:
         self.metadata = base
         self.produced: list[tuple[PendingChange, ProducedSnapshot]] = []
         self.repeats: list[PendingChange] = []
-        """Repeats of changes by the same producer in this group."""
+        """Repeats of changes by the same producer in this group, which get the answer of the first."""
         self.refused: list[tuple[PendingChange, SeamarkError | Collision]] = []
-        """Changes that earlier changes of this group refuse."""
+        """Changes that conflict with an earlier change of this group."""
         self.producers: dict[str, LastCommit] = {}
         self.keys: set[str] = set()
         """The idempotency keys of the applied changes."""
         self.twins: list[PendingChange] = []
         """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
         self.definitions: dict[str, str] | None = None
-        """The definition of each index file of the table and of the applied changes, by location, once read."""
+        """The index definitions that were read so far: of the table and of the applied changes, by location."""
 
     async def settle(self) -> None:
-        """Wait until the files of the changes are stored; if a file could not be stored, raise its error."""
+        """Wait until the files of the changes are stored. If a file could not be stored, raise its error."""
         for pending, _ in self.produced:
             await pending.application.settle()

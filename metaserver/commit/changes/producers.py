@@ -1,7 +1,7 @@
-"""The last sequence that a producer has committed to a table: from the pointer store, or from snapshots.
+"""Finds the last sequence that a producer has committed to a table, in the pointer store or in snapshots.
 
-The transaction of each commit updates the store's row. A restored database, or a table that was registered again, has
-no rows; then the summaries of the table's newest snapshots are searched.
+The transaction of each commit updates a row in the store. A restored database has no such rows, and neither has a table
+that was registered again. In these cases, the summaries of the table's newest snapshots are searched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS_MAX = 19
 
 
 class LastCommit(NamedTuple):
-    """The last committed sequence and its snapshot."""
+    """The last sequence that a producer has committed, and its snapshot."""
 
     sequence: int
     snapshot_id: int | None
@@ -29,7 +29,7 @@ async def find_last_commit(
 ) -> LastCommit | None:
     """Return the last commit of a producer.
 
-    None if the store and the newest `look_back` snapshots have no commit of it.
+    The result is None if neither the store nor the newest `look_back` snapshots have a commit of the producer.
     """
     state = await store.producer(uuid, producer)
     if state is not None:
@@ -38,7 +38,11 @@ async def find_last_commit(
 
 
 def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
-    """Return the snapshot of a sequence up to `last`; None if no snapshot in the metadata records it."""
+    """Return the snapshot that a producer committed with a sequence, or None if no snapshot in the metadata records it.
+
+    Args:
+        sequence: The sequence. It is at most the sequence of `last`.
+    """
     if sequence == last.sequence:
         return last.snapshot_id
     recorded = _find_recorded_commits(producer, metadata, look_back)
@@ -47,7 +51,7 @@ def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableM
 
 def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
-        # This search is cheaper than decoding, and most snapshots have no producer.
+        # Searching the raw text is cheaper than decoding it, and most snapshots have no producer.
         if _MARK not in bytes(snapshot.summary):
             continue
         summary = snapshot.summary_map()

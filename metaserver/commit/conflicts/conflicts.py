@@ -1,9 +1,9 @@
 """Detects conflicts of a change with snapshots that were committed after its read (docs/design/0004, "What conflicts").
 
 The rule: a change is accepted only if computing it now would give the same result, to the degree that its isolation
-level demands. If that is uncertain, the change is refused. The checks compare partitions, column bounds and the files
-that deletes apply to. If these cannot rule out a conflict with small files, `key_comparison.py` compares the values of
-the rows. A refused change may have been correct; an accepted change is correct.
+level requires. If this is uncertain, the change is refused. The checks compare partitions, column bounds, and the files
+to which deletes apply. If these cannot exclude a conflict with small files, `key_comparison.py` compares the values of
+the rows. A refused change may have been correct, but an accepted change is always correct.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition,
 from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never
 
 _IN_LOOP_FILES_MAX = 200
-"""The maximum number of files and partitions that are compared in the event loop. More are compared in a thread."""
+"""The maximum number of files and partitions that are compared on the event loop. More are compared in a thread."""
 
 
 class ConflictCheck:
-    """Checks one change against one head.
+    """Checks one change against one head of its branch.
 
-    `listed` are the manifests of the head, and `found` are the files to remove.
+    Attributes:
+        listed: The manifests of the head.
+        found: The files to remove.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class ConflictCheck:
         """Check that the change can be applied to the head.
 
         Raises:
-            Collision: It cannot.
+            Collision: The change conflicts with the head, or its history is too long or unknown.
         """
         change = self._change
         if not (change.deletes or change.removes or change.scope):
@@ -104,7 +106,8 @@ class ConflictCheck:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # If the change replaces rows that it has not read, they would be lost, too. So both scopes are checked.
+            # A change may replace rows that it has not read. New rows of others in this scope would be lost, so both
+            # are checked.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
@@ -123,7 +126,10 @@ class ConflictCheck:
             )
 
     async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
-        """Return the live data files at these paths, by entry ids, and the first of the paths that are not live."""
+        """Return the live data files at these paths as entry ids.
+
+        Also return the first path that is not live, or None.
+        """
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
@@ -131,7 +137,7 @@ class ConflictCheck:
         return (view, rows), gone
 
     async def _check_vectors(self) -> None:
-        """Check that the change removes the existing deletion vector of a data file if it adds another vector."""
+        """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
         vectors = await run_by_count(len(self._change.deletes), self._vectors)
         for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
@@ -148,7 +154,7 @@ class ConflictCheck:
         return {path for path in named if path is not None}
 
     def _find_other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
-        """Return the first deletion vector for a data file at these paths that the change does not remove."""
+        """Return the first deletion vector for one of the data files that the change does not remove, or None."""
         return next(
             (
                 entry
@@ -163,7 +169,7 @@ class ConflictCheck:
     # Checks of the snapshots since the read
 
     async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """Return the snapshots since the read; None if the change does not depend on a read."""
+        """Return the snapshots since the read, or None if the change does not depend on a read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
         if not change.request.reads:
@@ -192,17 +198,17 @@ class ConflictCheck:
         return bool(self._change.positional or self._list_partitioned_equality_deletes())
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
-        """Refuse the change if new deletes apply to rows of removed files or to rows that it rewrites.
+        """Refuse the change if new deletes apply to rows of removed files, or to rows that the change rewrites.
 
-        These deletes would be lost. A change that only deletes may delete rows that others have deleted, but no rows
-        that others have rewritten.
+        Such deletes would be lost. A change that only deletes rows may delete rows that other commits have deleted, but
+        not rows that other commits have rewritten.
         """
         change = self._change
         gone = await run_by_count(len(self._found.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, gone, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
-            # A row that the change deletes by position was read, so it is in the scope.
+            # A row that the change deletes by position has been read, so it is in the scope.
             writing = await exclude_deletes(self._files, writing, change.scope.bound)
         await self._refuse_matching(writing, referenced, vectors=True)
         covered = await run_by_count(len(change.deletes), self._vectors)
@@ -213,7 +219,7 @@ class ConflictCheck:
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
-        """Return the removed data files that the request itself names."""
+        """Return the removed data files that the request names explicitly."""
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
 
@@ -224,9 +230,8 @@ class ConflictCheck:
         """Refuse the change if one of `deletes` applies to a data file at one of the paths.
 
         Args:
-            vectors: Whether deletion vectors and equality deletes count. Otherwise only position delete files count,
-            which a
-                new deletion vector would hide.
+            vectors: Whether deletion vectors and equality deletes count. If not, only position delete files count,
+                because a new deletion vector would hide them.
         """
         if not paths or not deletes.selection.count():
             return
@@ -244,7 +249,7 @@ class ConflictCheck:
             )
 
     def _pairs(self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool) -> list[tuple[int, int]]:
-        """Return (row, delete) for each data file among `rows` and each of `deletes` that applies to it."""
+        """Return (row, delete) for each data file in `rows` and each delete file in `deletes` that applies to it."""
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.positions().tolist())
         return [
@@ -255,7 +260,7 @@ class ConflictCheck:
         ]
 
     async def _check_unnamed(self, history: History) -> None:
-        """Refuse position deletes that name no data file if a file that they may apply to was removed."""
+        """Refuse position deletes that name no data file, if a file to which they may apply was removed."""
         unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
         if not unnamed:
             return
@@ -276,7 +281,7 @@ class ConflictCheck:
                 )
 
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
-        """Return a position delete file, and the path of a removed data file that it may apply to."""
+        """Return a position delete file and the path of a removed data file to which it may apply, or None."""
         positions = files_at(removed.view, removed.selection.entry_ids())
         groups = group_by_partition(positions)
         paths: list[list[bytes]] = [[] for _ in groups.partitions]
@@ -295,10 +300,11 @@ class ConflictCheck:
         return None
 
     async def _check_other_specs(self, history: History) -> None:
-        """Refuse equality deletes that do not apply to files that another commit wrote with another partition spec.
+        """Refuse equality deletes that do not apply to files which another commit wrote with another partition spec.
 
-        An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
-        that no delete has, for example after a change of the bucket count, would keep their rows. Compactions count.
+        An equality delete of a partition applies only to files of the same partition spec. If another commit wrote
+        files with a spec that no delete has, for example after a change of the bucket count, their rows would stay.
+        Files of compactions count too.
         """
         keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not keyed:
@@ -315,7 +321,10 @@ class ConflictCheck:
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
-        """Return the equality deletes if each has a partition. A delete without a partition applies to all files."""
+        """Return the equality deletes if each of them has a partition.
+
+        A delete without a partition applies to all files.
+        """
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
 
@@ -340,13 +349,14 @@ class ConflictCheck:
         """Check that no file may contain or delete rows of the scope.
 
         Args:
+            description: Describes the files in the error message.
             stats: Whether the column bounds describe rows that the files contain.
 
         Raises:
-            Collision: A file may contain or delete such rows.
+            Collision: A file may contain or delete rows of the scope.
         """
         read = partial(self._in_scope, files, scope, stats=stats)
-        # A filter may list two hundred thousand values.
+        # A filter may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
@@ -378,9 +388,9 @@ class ConflictCheck:
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
     def _targets_of(self, scope: ReadScope) -> Targets:
-        """Return the targets of a scope.
+        """Return the partitions of a scope as targets of a comparison.
 
-        They are made once, because they are compared with the files of many snapshots.
+        They are created once, because they are compared with the files of many snapshots.
         """
         if self._targets is None or self._targets[0] is not scope:
             self._targets = scope, Targets(self._partitions, scope.partitions)
@@ -388,7 +398,10 @@ class ConflictCheck:
 
 
 def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
-    """Return the data files that the position deletes name, and the subset of them that the change does not add."""
+    """Return the data files that the position deletes name.
+
+    Also return the subset that the change does not add itself.
+    """
     named = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in named if path is not None}
     return referenced, referenced - {file.file_path for file in change.data}
@@ -407,14 +420,14 @@ def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | N
 
 
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
-    """Return the first of the sorted paths within the bounds of a position delete file."""
+    """Return the first of the sorted paths that is within the bounds of a position delete file, or None."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
     at = 0 if low is None else bisect_left(paths, low)
     return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
 
 
 def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
-    """Select only these files of the view."""
+    """Return the files with these entry ids as a selection of the same view."""
     mask = np.zeros(files.view.file_count, dtype=np.uint8)
     mask[files.view.positions_of(entry_ids)] = 1
     selection = files.selection.copy()

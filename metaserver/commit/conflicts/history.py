@@ -1,8 +1,8 @@
-"""The data and delete files that the snapshots of a branch added and removed since a given snapshot.
+"""Finds the data and delete files that the snapshots of a branch have added and removed since a given snapshot.
 
-Only manifests that these snapshots added are read, and, if they rewrote manifests, the replaced manifests. A `replace`
-snapshot (a compaction) moves the same rows to other files. Its files count neither as added nor as deleted rows, but
-the files that it removed no longer exist.
+Only manifests that these snapshots added are read, and the manifests that a rewrite of manifests replaced. A `replace`
+snapshot (a compaction) moves the same rows to other files. Its files count neither as added rows nor as deleted rows,
+but the files that it removed no longer exist.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _DATA = 0
 
 
 class AddedFiles(NamedTuple):
-    """Added files, as a selection of the view's rows."""
+    """Added files, as a selection of the rows of a view."""
 
     view: TableView
     selection: Selection
 
 
 class RemovedFiles(NamedTuple):
-    """Data files or delete files that a snapshot removed.
+    """The data files or delete files that a snapshot removed.
 
-    They are None, which means unknown, if its parent has expired.
+    The files are None if they are unknown because the parent of the snapshot has expired.
     """
 
     snapshot: Snapshot
@@ -46,15 +46,18 @@ class RemovedFiles(NamedTuple):
 
 
 class HistoryTooLong(Exception):
-    """More snapshots were committed since the read than the look-back limit allows."""
+    """Raised if more snapshots were committed since the read than the look-back limit allows."""
 
 
 def list_snapshots_since(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
-    """Return the snapshots after the read snapshot (None: the empty table) up to the head, newest first.
+    """Return the snapshots after the read snapshot up to the head, the newest first.
 
-    None if the read snapshot is not an ancestor of the head or the ancestry is unknown.
+    The result is None if the read snapshot is not an ancestor of the head, or if the ancestors are unknown.
+
+    Args:
+        read_snapshot_id: The read snapshot, or None for the empty table.
 
     Raises:
         HistoryTooLong: There are more than `look_back` snapshots.
@@ -75,7 +78,7 @@ def list_snapshots_since(
 
 
 class History:
-    """The effects of some snapshots. Manifests are read on demand."""
+    """The files that some snapshots have added and removed. Manifests are read on demand."""
 
     def __init__(self, manifests: Manifests, metadata: TableMetadata, snapshots: Sequence[Snapshot]) -> None:
         self._manifests = manifests
@@ -87,9 +90,11 @@ class History:
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
-        """Return the data files or delete files that the snapshots added.
+        """Return the data files or delete files that the snapshots have added.
 
-        With `replaced`, the files that compactions added are included.
+        Args:
+            deletes: Whether to return delete files.
+            replaced: Whether to include the files that compactions added.
         """
         manifests: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
@@ -105,16 +110,18 @@ class History:
         return AddedFiles(view, selection)
 
     def writing(self, deletes: AddedFiles) -> AddedFiles:
-        """Return the subset of the added deletes whose snapshots may have written rows as well."""
+        """Return the added deletes whose snapshots may also have written rows."""
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended(selection, ids)
         return AddedFiles(deletes.view, selection)
 
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
-        """Return the data files or delete files that the snapshots removed.
+        """Return the data files or delete files that the snapshots have removed.
 
-        With `replaced`, the files that compactions removed are included.
+        Args:
+            deletes: Whether to return delete files.
+            replaced: Whether to include the files that compactions removed.
         """
         removals = []
         for snapshot in self.snapshots:
@@ -154,7 +161,7 @@ def _operation(snapshot: Snapshot) -> str:
 
 
 def _missing(view: TableView, blocks: Iterable[Block]) -> Selection:
-    """Return the files of the view that no other block lists."""
+    """Return the files of the view that none of the blocks lists."""
     block_keys = {key for block in blocks for key in _keys(block)}
     selection = Selection.everything(view)
     for number, block in enumerate(view.blocks):
@@ -163,13 +170,13 @@ def _missing(view: TableView, blocks: Iterable[Block]) -> Selection:
 
 
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:
-    """Identify each file of a block: its path and, for a deletion vector, the offset."""
+    """Return a key for each file of a block: its path and, for a deletion vector, its offset."""
     rows = np.arange(block.rows, dtype=np.int64)
     paths = strings(block.text_column("file_path"), rows)
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
 def rows_of(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
-    """Map each of the paths that the block lists to its row."""
+    """Return the rows of the block with these paths, by path."""
     stored = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
     return {path: row for row, path in enumerate(stored) if path is not None and path in paths}

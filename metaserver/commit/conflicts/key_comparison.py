@@ -1,9 +1,10 @@
-"""Excludes files of other commits that contain or delete no row of a scope, by comparing keys one by one.
+"""Compares keys one by one, to exclude files of other commits that contain or delete no row of a scope.
 
 This is for cases that partitions and bounds cannot decide. An equality delete removes the rows that equal one of its
-keys. So it deletes no row of the scope if no key satisfies the part of the scope on the key's columns. A data file
-contains no row of the scope if no row has one of the keys. Unknown cases count as matches: a file that is too large,
-has another format or cannot be read, and floating-point columns, because readers disagree on signed zeros.
+keys. If no key satisfies the part of the scope on the key columns, the delete removes no row of the scope. A data file
+contains no row of the scope if no row of the file satisfies the scope. A case that cannot be decided counts as a match:
+a file that is too large, has another format or cannot be read, and floating-point columns, because readers disagree on
+signed zeros.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from seamark.metaserver.planner.view.view import Selection, TableView, never
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
 BYTES_MAX = 16 << 20
-"""The largest total size of these files."""
+"""The maximum total size of the files whose keys one check reads."""
 FILES_CONCURRENT_MAX = 16
 DECODED_BYTES_MAX = 64 << 20
-"""Memory limit for decoding one file. A file that needs more counts as a match."""
+"""The memory limit for decoding one file. A file that needs more memory counts as a match."""
 
 
 class CheckedFiles(NamedTuple):
-    """Reads files that the table may name."""
+    """Reads files to which the table may refer."""
 
     objects: ObjectStore
     check_paths: CheckPaths
@@ -55,27 +56,27 @@ class CheckedFiles(NamedTuple):
 
 class _File(NamedTuple):
     position: int
-    """The position in the view, as used by masks."""
+    """The position of the file in the view, as in masks."""
     path: str
     size_bytes: int
     is_parquet: bool
     condition: Expression
-    """The part of the scope on columns that are known for the file's rows."""
+    """The part of the scope on columns whose values are known for the rows of the file."""
 
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Return the deletes without the equality deletes that delete no row for which `bound` is true."""
+    """Return the deletes, without the equality deletes that remove no row for which `bound` is true."""
     selection, left = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, left)
     return AddedFiles(added.view, selection)
 
 
 def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
-    """Return the deletes that may delete rows of the scope by their bounds, and the equality deletes to compare by
-    keys.
+    """Select deletes by their bounds.
 
-    The first result has all deletes except the equality deletes whose bounds exclude every row of the scope. The
-    second has the equality deletes among them whose keys may exclude every row.
+    Returns:
+        All deletes except the equality deletes whose bounds exclude every row of the scope. Then, the remaining
+        equality deletes whose keys have to be compared.
     """
     selection = added.selection.copy()
     left: list[_File] = []
@@ -94,7 +95,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Return the data files that may have a row for which `bound` is true.
 
-    Partitions and bounds were compared before.
+    The caller has already compared partitions and bounds.
     """
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
@@ -107,7 +108,7 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 
 def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """Return the part of the expression on these columns; None: on all columns."""
+    """Return the part of the expression on these columns. None stands for all columns."""
     column_ids = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
@@ -132,7 +133,7 @@ def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
 
 
 def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
-    """Return the number of the block, the block, and the row in it."""
+    """Return the number of the block, the block, and the row in the block."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
 
@@ -169,13 +170,16 @@ def _file(view: TableView, position: int, condition: Expression) -> _File:
 async def find_first_match(
     source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return the first pair of a data file and a delete file whose delete may remove rows of the data file.
+    """Return the first pair of a data file and a delete file such that the delete may remove rows of the data file.
 
-    The files are given by their positions in the view. All keys of equality deletes are compared. If there are too
-    many files or bytes to compare, the result is the first pair. The result is None if no pair matches.
+    All keys of equality deletes are compared. If there are too many files or bytes to compare, the result is the first
+    pair. The result is None if no pair matches.
+
+    Args:
+        pairs: Pairs of a data file and a delete file, as positions in the view.
 
     Raises:
-        Forbidden: The table may not name one of the files.
+        Forbidden: The table may not refer to one of the files.
     """
     if not pairs:
         return None
@@ -254,7 +258,7 @@ async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequ
 
 
 def _is_disjoint(data: bytes, file: _File) -> bool:
-    """Return whether no row of the file matches.
+    """Return whether no row of the file satisfies the condition.
 
     Raises:
         Unreadable: The file cannot be read.
@@ -276,7 +280,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
 
 
 def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
-    """Return the columns with these ids that the Parquet file has, by id.
+    """Return the columns of a Parquet file, by id. Ids that the file does not have are left out.
 
     Raises:
         Unreadable: The file cannot be read.

@@ -1,8 +1,9 @@
-"""Tests whether two partitions can have a row in common, or one contains the other, also across partition specs.
+"""Tests whether two partitions can share a row, or whether one contains the other, also across partition specs.
 
-A partition constrains source columns by its field values. Two partitions are disjoint when a column would need two
-values at once: by the same transform, by buckets with different remainders (a bucket of 16 is part of one of 8), or by
-a value and its transform. If this is uncertain, two partitions overlap, and neither contains the other.
+The field values of a partition restrict its source columns. Two partitions are disjoint if a column would need two
+values at once. This is the case if the same transform has two values, if buckets have different remainders (a bucket of
+16 is part of a bucket of 8), or if a value contradicts a value of its transform. If this is uncertain, two partitions
+overlap, and neither contains the other.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, Pa
 from seamark.metaserver.planner.view.view import are_comparable
 
 COMPARISONS_MAX = 100_000
-"""The maximum number of pairs of partitions that a check compares. Above it, two partitions count as overlapping, and
-neither contains the other: the comparisons take seconds, and other commits of the table wait.
+"""The maximum number of pairs of partitions that a check compares.
+
+Above it, two partitions count as overlapping, and neither contains the other. More comparisons would take seconds, and
+other commits of the table would wait.
 """
 
 
 class _Constraint(NamedTuple):
-    """One field of a partition: the value of `transform` on the source columns."""
+    """One field of a partition: the value that a transform has for a source column."""
 
     sources: tuple[int, ...]
     transform: str
@@ -36,7 +39,7 @@ class _Constraint(NamedTuple):
 
 
 class PartitionOverlap:
-    """Compares partitions of one table by the fields of its partition specs. Belongs to one check."""
+    """Compares partitions of one table by the fields of its partition specs. An instance belongs to one check."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
@@ -47,7 +50,7 @@ class PartitionOverlap:
         }
 
     def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
-        """Return the partition of a tuple in spec order.
+        """Return the partition with these values, which are in the order of the spec.
 
         Raises:
             BadRequest: The table does not have the spec.
@@ -63,14 +66,12 @@ class PartitionOverlap:
         return PartitionTuple(spec_id, tuple(fields))
 
     def knows_all(self, spec_id: int) -> bool:
-        """Return whether each field of the spec has an id, so that the constraints describe the partition
-        completely.
-        """
+        """Return whether each field of the spec has an id. If so, the constraints describe the partition completely."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
     def may_compare(self, pairs: int) -> bool:
-        """Count the pairs, and return whether they are within `COMPARISONS_MAX`."""
+        """Count further comparisons, and return whether their total is within `COMPARISONS_MAX`."""
         self._compare_partitions += pairs
         return self._compare_partitions <= COMPARISONS_MAX
 
@@ -88,12 +89,15 @@ class PartitionOverlap:
 class Targets:
     """Partitions that are compared with many other partitions.
 
-    Within one spec the comparison is a dictionary look-up; only partitions of different specs are compared pair by
-    pair.
+    Partitions of the same spec are compared by a dictionary look-up. Only partitions of different specs are compared
+    pair by pair.
     """
 
     def __init__(self, partitions: PartitionOverlap, targets: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
-        """Prepare the comparison. `targets` are pairs (spec id, tuple).
+        """Prepare the comparison.
+
+        Args:
+            targets: Pairs (spec id, tuple).
 
         Raises:
             BadRequest: The table does not have one of the specs.
@@ -120,8 +124,9 @@ class Targets:
         *,
         unknown: bool,
     ) -> Iterator[bool]:
-        """Yield the results of `compare` for each spec that `applies` accepts; `unknown` beyond the limit of
-        comparisons.
+        """Yield the results of `compare` for each spec that `applies` accepts.
+
+        Above the limit of comparisons, the result is `unknown`.
         """
         left = self._partitions.constraints(partition)
         for spec_id, targets in self._by_spec.items():
@@ -140,7 +145,7 @@ def _key(constraints: Iterable[_Constraint]) -> object:
 
 
 def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
-    """Return whether both have the same fields, with comparable types."""
+    """Return whether both partitions have the same fields with comparable types."""
     return len(left) == len(right) and all(
         left_field[:2] == right_field[:2] and are_comparable(left_field.kind, right_field.kind)
         for left_field, right_field in zip(left, right, strict=True)
@@ -208,4 +213,4 @@ def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
     try:
         return apply(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
-        return None  # The column had another type.
+        return None  # The column had another type when the partition value was written.

@@ -1,9 +1,9 @@
-"""Selects the live files that an overwrite replaces: the files within its scope.
+"""Selects the live files that an overwrite replaces: the files in its scope.
 
-A file is removed if all of its rows are within the scope, and stays if no row is. If only some rows may be within it,
-the change is a BadRequest that names the file: otherwise its other rows would be lost, or its rows in the scope would
-remain (Java: `ManifestFilterManager`). All rows match a filter if partition and bounds prove that none matches its
-negation, null and NaN included.
+A file is removed if all of its rows are in the scope, and stays if no row is. If only some rows may be in the scope,
+the change is refused with a BadRequest that names the file. Otherwise, the other rows of the file would be lost, or its
+rows in the scope would stay (Java: `ManifestFilterManager`). All rows of a file match a filter if its partition and
+bounds prove that no row matches the negation of the filter, including null and NaN.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from seamark.metaserver.planner.view.view import TableView
 async def find_replaced_files(
     planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
 ) -> set[Remove]:
-    """Return the head's data files within the scope.
+    """Return the data files of the head that are in the scope.
 
     Raises:
-        BadRequest: A file is only partly within the scope; the message names it.
+        BadRequest: A file is only partly in the scope. The message names the file.
     """
     if head is None:
         return set()
@@ -92,11 +92,10 @@ def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) 
 
 
 def negate(expression: Expression, metadata: TableMetadata) -> Expression:
-    """Return the negation of a bound expression, which every row matches that does not match it: the negated
-    predicate, or null and NaN where neither matches.
+    """Return the negation of a bound expression. Each row that does not match the expression matches its negation.
 
-    It consists of the negated predicate, and of null and NaN where neither matches. Engines disagree on whether NaN is
-    greater than a number, so NaN may match both.
+    The result contains the negated predicates. Where neither the predicate nor its negation matches null or NaN, the
+    result also matches these values. Engines disagree on whether NaN is greater than a number, so NaN may match both.
     """
     match expression:
         case And(children):
@@ -132,10 +131,10 @@ def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
 
 
 def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """Return the same term with `op`.
+    """Return the predicate on the same term with another operator.
 
-    The column is found by its id, because another column may have its name in the current schema. A predicate on a
-    required column becomes a constant.
+    The column is found by its id, because the current schema may have another column with the same name. A predicate on
+    a required column becomes a constant.
     """
     column = metadata.current_schema.column(predicate.column_id)
     if column is None:

@@ -1,7 +1,7 @@
 """Checks the row counts of a change that states that it replaces files by files with the same rows.
 
-Streams, conflict checks and statistics skip such a change. An engine whose commit was based on the files before may
-also undo it. So if the change had other rows by mistake of its writer, rows would be lost without an error.
+Streams, conflict checks and statistics ignore such a change. An engine that commits on an older snapshot may also undo
+the change. If the writer has changed rows by mistake, rows would therefore be lost without an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
 
 _DELETE_FILES_MAX = 10_000
-"""The maximum number of delete files whose rows are counted. There is a limit because the table is locked meanwhile."""
+"""The maximum number of delete files whose rows are counted. It is limited because the table is locked while they are
+read.
+"""
 
 
 async def check_row_counts(
@@ -32,12 +34,15 @@ async def check_row_counts(
 ) -> None:
     """Check that the data files of a `replace` can have the rows of the files that it removes.
 
-    They cannot if they have more rows, or fewer rows than the position deletes leave. The number of rows that equality
-    deletes delete is unknown, and a row count below 0 also means unknown. The change may also add deletes of rows of
-    the new files, which other writers have replaced meanwhile.
+    They cannot if they have more rows than the removed files, or fewer rows than the position deletes leave. The number
+    of rows that equality deletes remove is unknown. A row count below 0 also means unknown. The change may also add
+    deletes of rows in the new files, for rows that other writers have replaced since.
 
     Args:
-        listed: The head's manifests.
+        manifests: Reads the manifests.
+        listed: The manifests of the head.
+        change: The change.
+        to_remove: The files that the change removes.
 
     Raises:
         BadRequest: The row counts differ.
@@ -52,17 +57,17 @@ async def check_row_counts(
     if after - dead > before and is_exact:
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, of which {dead:,} are deleted, and "
-            f"the removed data files {before:,} (record-count); a replacement has the same rows. Set overwrite, or "
-            "omit the operation"
+            f"the removed data files have {before:,} (record-count). A replacement must have the same rows. Set "
+            "overwrite, or omit the operation"
         )
     if after >= before:
         return
     deleted = await _count_deleted_rows(manifests, listed, to_remove)
     if deleted is not None and after < before - deleted:
         raise BadRequest(
-            f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
-            f" (record-count), of which at most {deleted:,} are deleted; a replacement has the same rows. Set "
-            "overwrite, or omit the operation"
+            f"operation is replace, but the added data files have {after:,} rows, and the removed data files have "
+            f"{before:,} (record-count), of which at most {deleted:,} are deleted. A replacement must have the same "
+            "rows. Set overwrite, or omit the operation"
         )
 
 
@@ -72,13 +77,13 @@ class _Counts(NamedTuple):
     after: int
     """The number of rows of the added data files."""
     dead: int
-    """The maximum number of rows that the added delete files delete."""
+    """The maximum number of rows that the added delete files remove."""
     is_exact: bool
-    """Whether these delete files delete rows by their positions."""
+    """Whether the added delete files remove rows by position."""
 
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
-    """Return the row counts; None if one of them is unknown."""
+    """Return the row counts of the change, or None if one of them is unknown."""
     removed = [file.record_count for file in to_remove.files if file.content == DATA]
     if removed and min(removed) < 0:
         return None
@@ -89,9 +94,7 @@ def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
 async def _count_deleted_rows(
     manifests: Manifests, listed: Sequence[ManifestFile], to_remove: FilesToRemove
 ) -> int | None:
-    """Return the positions that delete files and deletion vectors may delete in the removed data files; None if
-    unknown.
-    """
+    """Return the number of rows that existing deletes may remove from the removed data files, or None if unknown."""
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:

@@ -1,10 +1,10 @@
-"""Undoes a snapshot below later commits of writers, if it changed no rows.
+"""Undoes a snapshot that changed no rows, although writers have committed later snapshots.
 
-Such a snapshot replaced files by other files with the same rows, or manifests by others with the same files. The new
-snapshot does not have the files that the undone snapshot added. It has the files again that the undone snapshot
-removed, with their sequence numbers and row ids. Later rows stay, and so do later equality deletes, which are newer
+Such a snapshot replaced files by files with the same rows, or manifests by manifests with the same files. The new
+snapshot does not have the files that the undone snapshot added. It has the files that the undone snapshot removed, with
+their sequence numbers and row ids. Rows of later commits stay. Later equality deletes stay too, because they are newer
 than the restored files. If later commits changed the added files, these changes cannot be moved to the restored files,
-so the undo is refused. Old manifests are restored if all new manifests are still listed.
+so the undo is refused. The old manifests are restored if the head still lists all new manifests.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Entries = dict[Remove, ManifestEntry]
 
 
 class Undo(NamedTuple):
-    """The files that the undone snapshot added, and the entries of the files that it removed.
+    """The effects of a snapshot to undo: the files that it added, and the entries of the files that it removed.
 
     Attributes:
-        manifests: Set if the snapshot changed only manifests: the manifests of the head, with the old manifests in the
-            place of the new manifests.
+        manifests: The manifests of the head, in which the old manifests replace the new manifests. Set only if the
+            snapshot changed nothing but manifests.
     """
 
     added: frozenset[Remove]
@@ -45,7 +45,7 @@ class Undo(NamedTuple):
         return [entry.file for entry in self.removed]
 
     def groups(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
-        """Return (spec id, content of the manifest, entries) for the manifests of the restored files."""
+        """Return (spec id, manifest content, entries) for each manifest of restored files."""
         groups: dict[tuple[int, int], list[ManifestEntry]] = {}
         for entry in self.removed:
             groups.setdefault((entry.file.spec_id, int(entry.file.content != DATA)), []).append(
@@ -57,10 +57,10 @@ class Undo(NamedTuple):
 
 
 async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
-    """Return the effects of the snapshot, if it can be undone on `head`.
+    """Return the effects of a snapshot if it can be undone on `head`.
 
     Raises:
-        BadRequest: The snapshot cannot be undone at all.
+        BadRequest: The snapshot can never be undone.
         Collision: Later commits prevent the undo.
     """
     undone, parent = _snapshots(metadata, head, snapshot_id)
@@ -116,10 +116,10 @@ def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int)
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """Return the head's manifests with the old manifests in the place of the undone snapshot's.
+    """Return the manifests of the head, in which the old manifests replace those of the undone snapshot.
 
     Args:
-        snapshots: The snapshot before the undone one, the undone one, and the head.
+        snapshots: The parent of the undone snapshot, the undone snapshot, and the head.
     """
     before, undone, now = [drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots]
     paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
@@ -128,7 +128,7 @@ async def _restore_manifests(
         raise BadRequest(f"Snapshot {snapshots[1].snapshot_id} changed no files and no manifests; nothing to undo")
     if not new <= paths[2]:
         gone = min(new - paths[2])
-        raise Collision("undo", f"A later commit replaced {gone}, which the job had written")
+        raise Collision("undo", f"A later commit replaced {gone}, which the snapshot had written")
     restored = [manifest for manifest in before if manifest.manifest_path in old]
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
         manifest.content == 0 and manifest.first_row_id is None for manifest in restored
@@ -162,19 +162,21 @@ def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
 
 
 def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
-    """Check that later commits removed no file that the snapshot added, and no deletes of restored files."""
+    """Check that later commits have removed no file that the snapshot added, and no deletes of restored files."""
     keys = set(added)
     for entry in gone:
         file = entry.file
         if key_of(file) in keys:
-            raise Collision("undo", f"A later commit replaced or deleted {file.file_path}, which the job had added")
+            raise Collision(
+                "undo", f"A later commit replaced or deleted {file.file_path}, which the snapshot had added"
+            )
         applies = file.referenced_data_file is None or file.referenced_data_file in restored
         if file.content != DATA and applies:
             raise Collision("undo", f"A later commit removed {file.file_path}, whose deletes the old files may need")
 
 
 def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[Remove]) -> None:
-    """Check that later commits added no files that prevent the undo."""
+    """Check that later commits have added no files that prevent the undo."""
     keys, paths = set(removed), sorted(path.encode() for path in added)
     for entry in new:
         file = entry.file

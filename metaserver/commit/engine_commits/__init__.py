@@ -1,1 +1,1 @@
-"""Commits by updates and requirements, as the libraries of engines send them."""
+"""Commits that engines send as updates and requirements of the REST specification."""

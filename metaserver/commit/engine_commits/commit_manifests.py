@@ -1,4 +1,4 @@
-"""Reads the manifests and manifest lists for a commit of an engine: those of the table, and those of the engine."""
+"""Reads the manifests and manifest lists for an engine's commit, of the table and of its new snapshots."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
 _MEMORY_SHARES = 4
-"""The part of `commit_memory_bytes` for the manifests of tables, and for those of each commit."""
+"""The divisor of `commit_memory_bytes`. One share is for the manifests of tables, and one for those of each commit."""
 
 
 class ManifestReaders(NamedTuple):
-    """Readers of manifests for one table.
+    """Two readers of manifests for one table.
 
-    `published` reads those of snapshots that the table has. `own` reads those of the snapshots that the engine adds.
+    `published` reads the manifests of the snapshots that the table has. `own` reads the manifests of the snapshots that
+    the engine adds.
     """
 
     published: Manifests
@@ -27,11 +28,9 @@ class ManifestReaders(NamedTuple):
 
 
 class FilesReadOnce:
-    """Reads each file from the storage once, as far as memory allows.
+    """Reads each file from the storage only once, as far as memory allows. An instance belongs to one commit.
 
-    Belongs to one commit.
-
-    A file that is missing stays missing for this commit.
+    If a file is missing at its first read, it stays missing for this commit.
     """
 
     def __init__(self, objects: ObjectStore, limit_bytes: int) -> None:
@@ -41,7 +40,11 @@ class FilesReadOnce:
         self._missing: set[str] = set()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """Return the whole file; raise the errors of `ObjectStore.read`."""
+        """Return the whole file.
+
+        Raises:
+            ObjectMissing: The file does not exist. The other errors of `ObjectStore.read` are raised too.
+        """
         if location in self._missing:
             raise ObjectMissing(f"There is no file at {location!r}")
         data = self._files.get(location)
@@ -60,8 +63,8 @@ class FilesReadOnce:
 class CommitManifests:
     """The manifests that the attempts of one commit have read.
 
-    The manifests of the engine are cached for this commit only: after a refusal the engine may write other manifests to
-    the same locations.
+    The manifests of the engine are cached for this commit only. After a refusal, the engine may write other manifests
+    to the same locations.
     """
 
     def __init__(self, context: CatalogContext, published: Manifests) -> None:
@@ -79,13 +82,14 @@ class CommitManifests:
 
     @property
     def unchecked(self) -> ManifestReaders:
-        """Readers of any file, for callers that check themselves whether the table may name the files."""
+        """Readers without checks. The caller checks whether the table may refer to the files."""
         return ManifestReaders(self._published, self._own)
 
     def with_checks(self, uuid: str, limit_bytes: int) -> ManifestReaders:
-        """Return readers that raise Forbidden for a file in a location of another table than `uuid`.
+        """Return readers that check the location of each file and limit their memory.
 
-        Each of the two may decode manifests of `limit_bytes`. Each folder is looked up in the database once.
+        A reader raises Forbidden for a file in a location of another table than `uuid`. Each reader may decode
+        manifests of `limit_bytes`. The readers look up each folder in the database once.
         """
         check = partial(self._check_paths, uuid)
         return ManifestReaders(
@@ -104,5 +108,5 @@ class CommitManifests:
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
-    """Return the reader of the tables' manifests that all commits of engines share."""
+    """Return the reader of published manifests that all commits of engines share."""
     return Manifests.of(context.objects, context.settings, _MEMORY_SHARES)

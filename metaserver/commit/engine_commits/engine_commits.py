@@ -1,7 +1,8 @@
-"""Commits of engines: the updates and requirements of the REST specification, for one table or several.
+"""Commits the updates that engines send in the REST protocol, for one table or for several.
 
-A commit is optimistic. It applies the updates to the current metadata and publishes the result; after a lost race it
-tries again. A commit that adds a snapshot and was applied before gets the first outcome again.
+A commit is optimistic: it applies the updates to the current metadata and publishes the result. If another commit was
+faster, it tries again. If a commit that adds a snapshot was applied before, the client receives the first outcome
+again.
 """
 
 from __future__ import annotations
@@ -59,28 +60,29 @@ from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
 
 _PRELOADING_COMMITS_MAX = 16
-"""The maximum number of commits that hold manifests while they wait for a lock.
+"""The maximum number of commits that read manifests before they wait for a lock.
 
 Other commits read them under the lock.
 """
 
 
 class _Commit(msgspec.Struct, frozen=True):
-    """The parts of a commit that all of its attempts share."""
+    """The values that all attempts of a commit share."""
 
     caller: Caller
     tables: Sequence[TableCommit]
     is_single: bool
-    """Whether the idempotent answer is that of the table, not an empty 204."""
+    """Whether the response to the request is the table. If not, the response is 204 without a body."""
     requested_ms: int
     fingerprint: str | None
     manifests: CommitManifests
 
 
 class AlreadyCommitted(Exception):
-    """This commit was applied before.
+    """Raised if the same commit was applied before.
 
-    Carries its outcome, which is empty for a transaction.
+    Attributes:
+        outcome: The outcome of the first commit. It is empty for a transaction.
     """
 
     def __init__(self, outcome: list[LoadedTable]) -> None:
@@ -89,10 +91,7 @@ class AlreadyCommitted(Exception):
 
 
 class EngineCommits:
-    """Commits the updates of engines.
-
-    One for each server.
-    """
+    """Commits the updates of engines. A server has one instance."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
         self._context = catalog.context
@@ -111,14 +110,17 @@ class EngineCommits:
         requirements: list[dict[str, Any]],
         updates: list[dict[str, Any]],
     ) -> LoadedTable:
-        """Commit updates of one table, whose name the route has checked, as `commit`."""
+        """Commit updates of one table. The route has already checked the name of the table.
+
+        The errors are those of `commit`.
+        """
         change = TableChange(namespace, name, requirements, updates)
         return (await self.commit(caller, [change], is_single=True))[0]
 
     async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
-        """Commit updates of several tables, as `commit`.
+        """Commit updates of several tables. All pointers change in one transaction of the store.
 
-        All pointers move in one transaction of the store.
+        The errors are those of `commit`.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
@@ -129,10 +131,10 @@ class EngineCommits:
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
     ) -> LoadedTable:
-        """Return the current table, for a commit that succeeded and whose metadata file was deleted since.
+        """Return the current table for a commit that succeeded, but whose metadata file has been deleted since.
 
         Raises:
-            CommitUnknown: The name refers to no table, or to another than `requirements` demand.
+            CommitUnknown: The name refers to no table, or to a table with another UUID than in `requirements`.
         """
         uuids = {uuid.lower() for uuid in _list_required_uuids(read_requirements(requirements))}
         try:
@@ -146,21 +148,21 @@ class EngineCommits:
         raise pointer_moved(namespace, name)
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool) -> list[LoadedTable]:
-        """Commit all changes or none.
+        """Commit all changes, or none of them.
 
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the idempotent answer is that of the table, not an empty 204.
+            is_single: Whether the response is the table. If not, the response is 204 without a body.
 
         Raises:
-            NoSuchTable: A table does not exist, and its commit does not create it.
-            AlreadyExists: A name to create is taken.
+            NoSuchTable: A table does not exist, and its updates do not create it.
+            AlreadyExists: The name of a new table is taken.
             BadRequest: The updates are malformed or cannot be applied.
-            CommitConflict: A requirement fails, or the commit has lost every race.
+            CommitConflict: A requirement fails, or other commits were faster in every attempt.
             CommitUnknown: The outcome is unknown.
         """
-        # All commits sort in the same order, so that no two transactions deadlock on rows.
+        # All commits lock their tables in the same order, so that two transactions do not deadlock on database rows.
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
@@ -185,7 +187,7 @@ class EngineCommits:
             self._preloading_commits -= 1
 
     async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
-        """Commit under the locks of the tables."""
+        """Commit while holding the locks of the tables."""
         caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
             try:
@@ -203,10 +205,10 @@ class EngineCommits:
         return outcome
 
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
-        """Read new manifests while another commit has the lock, if a rebase will need them.
+        """Read the new manifests while another commit holds the lock, if a rebase would need them.
 
-        Without a rebase, the server probably refuses the commit after the other. If the lock is free, no commit waits
-        for the reads under it.
+        If the table does not allow rebases, the server probably refuses this commit after the other commit, so the
+        manifests are not read.
         """
         with contextlib.suppress(SeamarkError):
             entry, base = await self._load_base(table)
@@ -214,7 +216,11 @@ class EngineCommits:
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
     async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
-        """Try the commit until it is published or refused."""
+        """Try the commit until it is published or refused.
+
+        Raises:
+            AlreadyCommitted: The same commit was applied before.
+        """
         retries, conflicts = self._context.settings.commit_retries, 0
         while True:
             try:
@@ -234,7 +240,10 @@ class EngineCommits:
                 raise
 
     async def _record_refusal(self, caller: Caller, table: TableCommit) -> None:
-        """Count the refusal of a client that reads, computes and commits, which gets priority over faster writers."""
+        """Count the refusal of an engine's commit.
+
+        After several refusals, the engine has priority over faster writers.
+        """
         priority = self.publisher.engine_priority
         if priority is None or not table.added_snapshots:
             return
@@ -249,11 +258,14 @@ class EngineCommits:
             priority.end_priority(table.namespace, table.name, loaded.entry.uuid, _identify_writer(caller, table))
 
     def _build_record(self, commit: _Commit, prepared: Sequence[PreparedCommit]) -> list[Operation]:
-        """Return the operation that records the answer for the request's idempotency key, if it has one."""
+        """Return the operation that records the response under the request's idempotency key.
+
+        The list is empty if the request has no key.
+        """
         if not commit.is_single:
             return self._context.remember(commit.caller, status=204)
         location = prepared[0].location
-        if not location:  # nothing has changed
+        if not location:  # Nothing has changed.
             assert prepared[0].entry is not None
             location = prepared[0].entry.metadata_location
         return self._context.remember(commit.caller, status=200, metadata_location=location)
@@ -294,11 +306,11 @@ class EngineCommits:
         return await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
 
     async def _load_base(self, table: TableCommit) -> tuple[Entry | None, TableMetadata | None]:
-        """Return the table's pointer and metadata; None twice for a table to create.
+        """Return the pointer and the metadata of a table. Return (None, None) if the commit creates the table.
 
         Raises:
             NoSuchTable: The table does not exist, and the commit does not create it.
-            AlreadyExists: A view has the name to create.
+            AlreadyExists: A view has the name of the new table.
         """
         entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is not None:
@@ -327,7 +339,10 @@ class EngineCommits:
         updates: Sequence[Update],
         rebased: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
-        """Return the commit with other manifests where those of the engine would harm readers, or None."""
+        """Return the commit with corrected manifests, or None if nothing needs a correction.
+
+        A manifest of an engine is corrected if it would harm readers.
+        """
         of = metadata if base is None else base
         uuid, folder = uuid_of(entry, of), check_metadata_folder(self._context, of.location, of.properties)
         return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
@@ -339,7 +354,7 @@ class EngineCommits:
         updates: Sequence[Update],
         requirements: Sequence[Requirement] = (),
     ) -> TableMetadata:
-        """Check the requirements, and return the metadata after the updates."""
+        """Check the requirements, apply the updates to the metadata, and return the new metadata."""
         caller, clock = commit.caller, self._context.clock
         now_ms, new_uuid = clock.now_ms(), None if base is not None else str(clock.uuid4())
 
@@ -356,24 +371,24 @@ class EngineCommits:
         snapshot_commit = find_snapshot_commit(base, table) if base is not None else None
         if base is None or snapshot_commit is None:
             return None
-        # The refusal may mean that the snapshot was applied already; its snapshot may even have expired since.
+        # The refusal may mean that the snapshot was applied before. The snapshot may even have expired since.
         await self._raise_if_committed(commit)
         folder = check_metadata_folder(self._context, base.location, base.properties)
         uuid, is_single = uuid_of(entry, base), commit.is_single
         return await rebase(self._context, commit.manifests, uuid, folder, base, snapshot_commit, is_single=is_single)
 
     async def _raise_if_committed(self, commit: _Commit) -> None:
-        """Look for an earlier commit of the same content, whose reply was lost.
+        """Check whether the same commit was applied before, and its response was lost.
 
-        After a 4xx the client would delete files that are live.
+        If the server answered such a commit with 4xx, the client would delete files that are live.
 
         Raises:
-            AlreadyCommitted: With the first outcome.
+            AlreadyCommitted: The commit was applied before. The error contains the first outcome.
         """
         if commit.fingerprint is None:
             return
         table = next(table for table in commit.tables if table.added_snapshots)
-        # The UUIDs in the commit count, too: the table may have been renamed or dropped since.
+        # The UUIDs in the commit are checked too, because the table may have been renamed or dropped since.
         uuids = [*_list_required_uuids(table.requirements)[:1], *_list_assigned_uuids(table)[:1]]
         uuids += [uuid.lower() for uuid in uuids]
         entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
@@ -381,14 +396,15 @@ class EngineCommits:
             uuids.append(entry.uuid)
         for uuid in dict.fromkeys(uuids):
             instant = await self._context.store.instant_by_fingerprint(uuid, commit.fingerprint)
-            if instant is not None:  # the transaction is atomic, so one table proves it for all
+            # A transaction is atomic, so an instant of one table proves that all tables were committed.
+            if instant is not None:
                 raise AlreadyCommitted([await self._load_outcome(table, instant)] if commit.is_single else [])
 
     async def _load_outcome(self, table: TableCommit, instant: Instant) -> LoadedTable:
-        """Return the outcome of the first commit.
+        """Return the table as the first commit left it.
 
         Raises:
-            CommitUnknown: The name no longer refers to that table.
+            CommitUnknown: The name no longer refers to the same table.
         """
         documents = self._context.documents
         entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
@@ -397,23 +413,24 @@ class EngineCommits:
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
             metadata = await documents.table(then.metadata_location)
-        except NotFound:  # The file was dropped from the metadata log; the current metadata contains the commit.
+        except NotFound:
+            # The metadata file was removed from the metadata log. The current metadata contains the commit.
             then, metadata = entry, await documents.table(entry.metadata_location)
         return LoadedTable(entry=then, metadata=metadata)
 
 
 def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
-    """Return the typed commits and their fingerprint."""
+    """Return the typed commits, and the fingerprint of the request if it adds a snapshot."""
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
     return tables, fingerprint(changes) if adds_snapshot else None
 
 
 def fingerprint(changes: Sequence[TableChange]) -> str:
-    """Return the identity of a commit that can be applied only once, because it adds a snapshot.
+    """Return a hash that identifies a commit which adds a snapshot and can therefore be applied only once.
 
-    Snapshot ids are unique. The identity covers the JSON as sent, with fields that the specification does not have, and
-    without the case of actions.
+    Snapshot ids are unique. The hash covers the JSON as the client sent it, including fields that the specification
+    does not define. The case of the action names does not matter.
     """
     updates = [[_lower_action(update) for update in change.updates] for change in changes]
     content: Any = updates[0]
@@ -440,7 +457,10 @@ def _describe(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
 
 
 def _identify_writer(caller: Caller, table: TableCommit) -> str:
-    """Return the principal and the kind of its snapshots: an append does not end the priority of an overwrite."""
+    """Return a text that identifies the writer by its principal, and by whether its snapshots are appends.
+
+    An append must not end the priority of an overwrite.
+    """
     summaries = [snapshot.summary for snapshot in table.added_snapshots if snapshot.summary is not None]
     operations = {summary.get("operation") for summary in summaries}
     return f"{caller.who} {'append' if operations <= {'append'} else 'overwrite'}"

@@ -1,18 +1,19 @@
-"""Corrects the new manifests of engines where they would harm readers or make a clean-up delete live files.
+"""Corrects new manifests of engines that would harm readers, or would make a clean-up delete live files.
 
-The server reads the manifests that a snapshot adds. It writes those that need a correction again, and the manifest
-list, before the commit; the live files of the snapshot stay the same. As after a rebase, Iceberg Java then deletes the
-manifests that it wrote and the snapshot does not list. There are two corrections:
+The server reads the manifests that a snapshot adds. Before the commit, it rewrites the manifests that need a
+correction, and the manifest list. The live files of the snapshot stay the same. As after a rebase, Iceberg Java then
+deletes the manifests that it wrote and that the snapshot does not list. There are two corrections:
 
-- *Shared Puffin files.* A Puffin file holds several deletion vectors. Engines mark the entry of each vector that they
-  remove or replace as DELETED. When that snapshot expires, Iceberg's incremental clean-up deletes the file of each such
-  entry, whether or not other vectors of the file are live (apache/iceberg#17456). As in the server's own changes
-  (`manifest_filter.py`), only the removal of the last vector of a file stays marked.
-- *Metrics.* Other readers cannot use some metrics that engines write, such as bounds that are cut within a character
-  (`repaired_metrics.py`).
+- *Shared Puffin files.* A Puffin file contains several deletion vectors. Engines mark the entry of each vector that
+  they remove or replace as DELETED. When such a snapshot expires, Iceberg's incremental clean-up deletes the file of
+  each marked entry, even if other vectors in the file are live (apache/iceberg#17456). Therefore only the removal of
+  the last vector in a file stays marked. The server's own changes follow the same rule (`manifest_filter.py`).
+- *Metrics.* Other readers cannot use some of the metrics that engines write, such as bounds that are cut within a
+  character (`repaired_metrics.py`).
 
-A partition value cannot be corrected, because files of deletes are matched by it. So a commit is refused if it adds a
-data file whose value of `truncate` on text or binary is longer than the width: each reader would leave out its rows.
+A partition value cannot be corrected, because delete files are matched to data files by it. Therefore a commit is
+refused if it adds a data file whose value of `truncate` on text or binary is longer than the width. Readers would never
+find the rows of this file.
 """
 
 from __future__ import annotations
@@ -47,33 +48,32 @@ from seamark.metaserver.runtime.gathering import gather
 
 _VECTORS_MIN_FORMAT_VERSION = 3
 _UNASSIGNED = -1
-"""The sequence number of an entry that inherits its number, to distinguish it from an explicit number."""
+"""A sequence number that marks entries without their own number. It distinguishes them from entries with a number."""
 _MEMORY_BYTES = 256 << 20
-"""The largest memory of the decoded manifests of one snapshot."""
+"""The maximum memory for the decoded manifests of one snapshot."""
 _CHECKED_MANIFESTS_MAX, _CHECKED_BYTES_MAX = 256, 64 << 20
-"""Manifests of one snapshot that are searched for wrong metrics; further manifests stay as the engine wrote them."""
+"""The maximum number and size of a snapshot's new manifests that are searched for wrong metrics.
+
+Further manifests stay as the engine wrote them.
+"""
 _IN_LOOP_BYTES = 64 << 10
-"""Larger manifests are searched in a thread."""
+"""The maximum size of a manifest that is searched on the event loop. A larger manifest is searched in a thread."""
 _SHOWN_CHARACTERS_MAX = 100
 
 Files = list[tuple[str, bytes]]
-"""Files to write, by location: manifests and, last, the manifest list that names them."""
+"""The locations and contents of files to write: manifests and, last, the manifest list that names them."""
 
 
 class ManifestCorrections:
-    """Corrects the manifests of commits.
-
-    One for each server.
-    """
+    """Corrects the manifests of commits. A server has one instance."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     async def preload(self, manifests: CommitManifests, uuid: str, updates: Iterable[Update]) -> None:
-        """Read the new manifests before the table's lock is taken, so that other commits do not wait for the
-        storage.
+        """Read the new manifests before the table's lock is taken, so other commits do not wait for the storage.
 
-        A file that cannot be read is left to `correct`.
+        Errors are ignored here, because `correct` reads the manifests again.
         """
         own = manifests.with_checks(uuid, _MEMORY_BYTES).own
         for update in updates:
@@ -96,16 +96,16 @@ class ManifestCorrections:
         """Return updates with corrected snapshots, and the files to write before the commit.
 
         Args:
-            manifests: What the commit has read.
+            manifests: The manifests that the commit has already read.
             uuid: The table's UUID.
-            folder: The folder of new files.
-            base: The table's metadata before the updates. None for a new table.
-            metadata: The table's metadata after them.
+            folder: The folder for new files.
+            base: The table's metadata before the updates, or None for a new table.
+            metadata: The table's metadata after the updates.
             updates: The updates of the commit, after a rebase.
-            rebased: The result of a rebase, if there was one.
+            rebased: The result of the rebase, or None without a rebase.
 
         Returns:
-            None if no update needs to change, or a file cannot be read.
+            The updates, or None if no update needs to change or a file cannot be read.
 
         Raises:
             BadRequest: A data file has an impossible partition value.
@@ -146,16 +146,16 @@ class _Correction:
     async def keep_shared_puffins(
         self, snapshot: Snapshot, parent: Snapshot | None, listed: Sequence[ManifestFile] | None
     ) -> Files:
-        """Leave out removals of deletion vectors whose Puffin file has other live vectors.
+        """Remove DELETED marks of deletion vectors whose Puffin file has other live vectors.
 
         Args:
             snapshot: The new snapshot.
-            parent: Its parent. None if the table does not have it.
-            listed: The manifests of the snapshot, if its manifest list is not written yet.
+            parent: The parent of the snapshot, or None if the table does not have it.
+            listed: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
 
         Returns:
-            The files to write. Empty if the snapshot can stay unchanged, or cannot be read: an engine could not
-            correct what the server cannot read.
+            The files to write. The list is empty if the snapshot can stay unchanged. It is also empty if the snapshot
+            cannot be read, because the engine could not correct it either.
         """
         if self._metadata.format_version < _VECTORS_MIN_FORMAT_VERSION or snapshot.manifest_list is None:
             return []
@@ -184,7 +184,7 @@ class _Correction:
     async def _read_removals(
         self, snapshot: Snapshot, listed: Iterable[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
-        """Return the removals in the new delete manifests, by the manifest's path."""
+        """Return the entries marked as DELETED in the new delete manifests, by the path of the manifest."""
         removals: dict[str, list[ManifestEntry]] = {}
         for manifest in listed:
             if (
@@ -204,7 +204,7 @@ class _Correction:
         removals: dict[str, list[ManifestEntry]],
         in_use: Collection[str],
     ) -> Files:
-        """Write the manifests without the removals of files in use, and the manifest list."""
+        """Write the manifests without DELETED marks of files in use, and write the manifest list."""
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
         for manifest in listed:
@@ -226,10 +226,10 @@ class _Correction:
         return files.files
 
     async def correct_metrics(self, snapshot: Snapshot) -> Files:
-        """Correct metrics that readers cannot use.
+        """Correct the metrics that readers cannot use.
 
         Returns:
-            The files to write. Empty if the snapshot can stay unchanged, or cannot be read.
+            The files to write. The list is empty if the snapshot can stay unchanged or cannot be read.
 
         Raises:
             BadRequest: A data file has an impossible partition value.
@@ -244,11 +244,12 @@ class _Correction:
         except _ImpossibleValue as error:
             raise BadRequest(str(error)) from None
         except (SeamarkError, ValueError):
-            # The commit is as valid as without this; an engine could not repair what the server cannot read.
+            # Without the correction, the commit is still valid. The engine could not repair a file that the server
+            # cannot read.
             return []
 
     async def _find_wrong_metrics(self, added: Iterable[ManifestFile], type_of: TypeOf) -> set[str]:
-        """Return the paths of the manifests that need a correction."""
+        """Return the paths of the manifests whose metrics need a correction."""
         wrong: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
@@ -280,7 +281,7 @@ class _Correction:
         return files.files
 
     async def _read_all_entries(self, source: Manifests, manifest: ManifestFile) -> list[ManifestEntry]:
-        """Return the live entries and the removals, with the numbers that they have themselves."""
+        """Return the live and the deleted entries of a manifest. Inherited sequence numbers are not filled in."""
         unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
         live = await source.entries(unnumbered, self._metadata)
         return [*live, *await source.removals(unnumbered, self._metadata)]
@@ -295,7 +296,7 @@ class _Correction:
 
 
 def _replace_list(snapshot: Snapshot, files: dict[str, bytes], written: Files) -> Snapshot:
-    """Return the snapshot with the written manifest list, and add what was written to the files of the commit."""
+    """Return the snapshot with the new manifest list, and add the written files to the files of the commit."""
     if not written:
         return snapshot
     files.pop(snapshot.manifest_list or "", None)
@@ -304,7 +305,10 @@ def _replace_list(snapshot: Snapshot, files: dict[str, bytes], written: Files) -
 
 
 def _select_new(listed: Iterable[ManifestFile], snapshot_id: int) -> list[ManifestFile]:
-    """Return the first manifests that the snapshot adds, as many as a commit waits for."""
+    """Return the manifests that the snapshot adds.
+
+    Their number and size are limited, because the commit waits while the server reads them.
+    """
     selected, size_bytes = list[ManifestFile](), 0
     for manifest in listed:
         if manifest.added_snapshot_id != snapshot_id or manifest.key_metadata is not None:
@@ -317,13 +321,13 @@ def _select_new(listed: Iterable[ManifestFile], snapshot_id: int) -> list[Manife
 
 
 class _ImpossibleValue(Exception):
-    """A partition value that no transform has."""
+    """A partition value that the transform cannot produce."""
 
 
 def _needs_correction(
     decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
 ) -> bool:
-    """Return whether a manifest has wrong metrics, and can be written again without a change of row ids.
+    """Return whether a manifest has wrong metrics and can be rewritten without changing row ids.
 
     Raises:
         _ImpossibleValue: An added file has an impossible partition value.
@@ -335,15 +339,16 @@ def _needs_correction(
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True
     added = decoded.longs["status"] == ADDED
-    # An added file inherits its row ids, and an existing file has them; otherwise ids would move between files.
+    # Added files must inherit their row ids, and existing files must have their own. Otherwise, row ids would move to
+    # other files.
     return bool(((decoded.longs["first_row_id"] == MISSING) == added).all())
 
 
 def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
-    """Check that the text and binary values of added files are as short as `truncate` leaves them.
+    """Check that the `truncate` values of added files are not longer than the width of the transform.
 
     Raises:
-        _ImpossibleValue: A value is longer.
+        _ImpossibleValue: A value is too long.
     """
     spec = metadata.spec(int(decoded.metadata.get("partition-spec-id") or 0))
     transforms = {} if spec is None else {field.field_id: field.transform for field in spec.fields}
@@ -360,17 +365,16 @@ def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
                 shown = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]
                 raise _ImpossibleValue(
                     f"A data file of the commit has the partition value {shown!r} of {transform}, which has {size} "
-                    "characters or bytes; readers would not find its rows. DuckDB 1.5.5 writes such values of text "
-                    "with characters that are combined of several: write these rows with `seamark sql` or another "
-                    "engine"
+                    "characters or bytes. Readers would not find its rows. DuckDB 1.5.5 writes such values if a text "
+                    "contains characters that are composed of several code points: write these rows with "
+                    "`seamark sql` or another engine"
                 )
 
 
 def _inherit_numbers(entry: ManifestEntry) -> ManifestEntry:
-    """Let an added file inherit the sequence numbers that the engine did not write.
+    """Make an added entry inherit each sequence number that the engine did not write.
 
-    The numbers that it wrote stay: they belong to delete files that were rewritten, and that must not apply to later
-    rows.
+    Numbers that the engine wrote stay. They belong to rewritten delete files, which must not apply to later rows.
     """
     if entry.status != ADDED:
         return entry

@@ -1,21 +1,25 @@
-"""Rebases a snapshot of a standard engine, based on an older parent, onto the current head.
+"""Rebases a snapshot of an engine from an older parent onto the current head of the branch.
 
-A three-way merge of manifest lists: manifests that the client's snapshot has and its parent has not were added; those
-that the parent has and the snapshot has not were dropped. The head without the dropped and with the added manifests is
-what the engine would produce if it were refused and tried again. The client's files stay unchanged. Only the manifest
-list is rewritten, because sequence numbers and first row ids now follow those of the head (Iceberg spec: "Sequence
-Number Inheritance", "First Row ID Inheritance"). The snapshot keeps its id: Iceberg Java looks it up by id and then
-deletes the files that it wrote and the snapshot does not refer to.
+A rebase is a three-way merge of manifest lists. Manifests that the client's snapshot has and its parent does not have
+were added. Manifests that the parent has and the snapshot does not have were dropped. The result is the list of the
+head, without the dropped manifests and with the added manifests. If the server refused the commit, the engine would
+produce the same result in its next attempt. The client's files stay unchanged. Only the manifest list is rewritten,
+because sequence numbers and first row ids must follow those of the head (Iceberg spec: "Sequence Number Inheritance",
+"First Row ID Inheritance"). The snapshot keeps its id. Iceberg Java looks up the snapshot by this id, and then deletes
+the files that it wrote and that the snapshot does not refer to.
 
-The rule: a table property enables rebases of appends, and an append is rebased only when every check succeeds.
-Otherwise the commit is refused, as without the property.
+The rule: a table property enables rebases of appends, and an append is rebased only if every check succeeds. Otherwise
+the commit is refused, as it is without the property.
 
-A table service never makes a writer repeat its commit. So three rebases need no property: that of an append over
-snapshots that only replace files by others with the same rows; that of any snapshot over rewrites of manifests by this
-server, which change no file; and that of any snapshot over snapshots that only replace files. If the client has changed
-manifests that were rewritten meanwhile, the rewrite of their kind is undone: the client's manifests are right, because
-they were derived from the same files. If it has deleted rows of files that were replaced meanwhile, or may have, the
-replacement is undone: the client's snapshot lists the files of its parent, which have the same rows.
+A table service must never force a writer to repeat its commit. Therefore three rebases need no property:
+
+- An append is rebased over snapshots that only replace files by files with the same rows.
+- Any snapshot is rebased over this server's rewrites of manifests, which change no data or delete file. If the client
+  has replaced manifests that were rewritten meanwhile, the rewrite of manifests of this kind is undone. The client's
+  manifests are correct, because they were derived from the same files.
+- Any snapshot is rebased over snapshots that only replace files. If the client has deleted rows of the replaced files,
+  or may have deleted them, the replacement is undone. The client's snapshot then lists the files of its parent, which
+  have the same rows.
 """
 
 from __future__ import annotations
@@ -53,16 +57,16 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, Snaps
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"
-"""Table property. "append": appends are rebased. Any other value: no commit is rebased."""
+"""A table property. With the value "append", appends are rebased. With any other value, they are not."""
 
 _MANIFESTS_LIMIT_BYTES = 16 << 20
-"""The limit for reading manifests in the check; writers aim at 8 MB per manifest."""
+"""The maximum size of the manifests that a rebase reads for its checks. Writers usually write manifests of 8 MB."""
 _DECODED_BYTES_MAX = 512 << 20
 _INSTANTS_MAX = 200
-"""Commits of the table among which rewrites of manifests are looked for."""
+"""The maximum number of the table's latest commits that are searched for rewrites of manifests."""
 _NO_NUMBER = -1
 _UNASSIGNED = {"sequence_number": _NO_NUMBER, "first_row_id": -(1 << 62)}
-"""Values for what an entry inherits, to distinguish it from an entry with explicit numbers."""
+"""Values that mark inherited numbers, to distinguish them from explicit numbers."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 _TOTALS = {
@@ -78,13 +82,13 @@ _UNDONE_MAX = 100
 
 
 class RevisedUpdates(msgspec.Struct, frozen=True):
-    """Updates that replace those of the engine."""
+    """Updates that replace the engine's updates."""
 
     updates: tuple[Update, ...]
     files: tuple[tuple[str, bytes], ...]
-    """The manifest list and manifests, by location; written before anything refers to them."""
+    """The manifests and the manifest list by location. They are written before anything refers to them."""
     listed: tuple[ManifestFile, ...] = ()
-    """The manifests of a rebased snapshot."""
+    """The manifests of a rebased snapshot. Empty without a rebase."""
 
 
 class SnapshotCommit(msgspec.Struct, frozen=True):
@@ -99,10 +103,11 @@ class SnapshotCommit(msgspec.Struct, frozen=True):
 
 
 def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCommit | None:
-    """Return the snapshot of a commit that a rebase can move.
+    """Return the snapshot of a commit that a rebase could move.
 
     Returns:
-        None unless the commit adds exactly one snapshot to a branch, and all requirements but that on the branch hold.
+        The snapshot and its branch. None unless the commit adds exactly one snapshot to a branch, and all its
+        requirements hold, except the requirement on the branch.
     """
     by_action = {update.action: update for update in table.updates}
     added, moved = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
@@ -129,10 +134,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """The reason why a snapshot is not rebased.
-
-    It does not leave this module.
-    """
+    """The reason why a snapshot cannot be rebased. The error does not leave this module."""
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:
@@ -153,15 +155,15 @@ async def rebase(
 
     Args:
         context: The context of the catalog.
-        manifests: What the commit has read.
+        manifests: The manifests that the commit has already read.
         uuid: The table's UUID.
-        folder: The folder of the new manifest list.
+        folder: The folder for the new manifest list.
         base: The table's current metadata.
         commit: The snapshot, which is based on an older head.
-        is_single: Whether the commit changes one table.
+        is_single: Whether the request commits only one table.
 
     Returns:
-        None if the snapshot cannot be rebased.
+        The updates with the moved snapshot, or None if the snapshot cannot be rebased.
     """
     try:
         work = _Rebase(context, manifests, uuid, folder, base, commit)
@@ -179,7 +181,7 @@ async def rebase(
         if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
             return await work.undo_replacements(overtaking)
     except (CannotRebase, SeamarkError):
-        # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
+        # The storage may be unavailable. Clients retry after a refusal, but may give up after another error.
         pass
     return None
 
@@ -187,20 +189,21 @@ async def rebase(
 async def _read_recorded_updates(
     context: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]
 ) -> set[tuple[str, ...]]:
-    """Return the updates that this server has recorded for the snapshots; empty for an unknown one.
+    """Return the kinds of updates that this server has recorded for the snapshots.
 
-    The summary of a snapshot does not prove them: any client can write it.
+    A snapshot without a record gives (). The summary of a snapshot is no proof, because any client can write it.
     """
     where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
     instants = await context.store.instants(where, _INSTANTS_MAX)
     updates: dict[int | None, tuple[str, ...]] = {}
-    for instant in instants:  # the newest first: after a removal, another snapshot may get the same id
+    # The instants are ordered from the newest. After a snapshot was removed, a new snapshot may get the same id.
+    for instant in instants:
         updates.setdefault(instant.snapshot_id, tuple(instant.summary.get("updates", ())))
     return {updates.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The manifests by path: of the parent, the client's snapshot and the head."""
+    """The manifests of the client's parent snapshot, of the client's snapshot (`own`), and of the head, by path."""
 
     parent: dict[str, ManifestFile]
     own: dict[str, ManifestFile]
@@ -212,7 +215,10 @@ class _Lists(msgspec.Struct, frozen=True):
 
     @property
     def dropped(self) -> list[ManifestFile]:
-        """The dropped manifests, except manifests without live files, which engines leave out without a merge."""
+        """The manifests that the client's snapshot no longer lists.
+
+        Manifests without live files are left out, because engines drop them without a merge.
+        """
         absent = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [
             manifest for manifest in absent if (manifest.added_files_count, manifest.existing_files_count) != (0, 0)
@@ -229,7 +235,11 @@ class _Rebase:
         base: TableMetadata,
         commit: SnapshotCommit,
     ) -> None:
-        """Raise CannotRebase when the snapshot or the branch's head has an unsupported form."""
+        """Check the form of the snapshot and of the branch.
+
+        Raises:
+            CannotRebase: The snapshot or the head of the branch has an unsupported form.
+        """
         snapshot = commit.snapshot
         ref = base.refs.get(commit.branch)
         head = base.snapshot(ref.snapshot_id) if ref is not None and ref.is_branch else None
@@ -251,7 +261,7 @@ class _Rebase:
         self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
-        """Apply an append to the head: list the client's new manifests and those of the head."""
+        """Apply an append to the head: list the client's new manifests and the manifests of the head."""
         lists = await self._read_lists()
         self._check_added(lists)
         own, merged = await self._select_own_manifests(lists)
@@ -261,7 +271,7 @@ class _Rebase:
     def list_overtaking(self) -> list[Snapshot] | None:
         """Return the snapshots between the client's parent and the head, the newest first.
 
-        Return None if the parent is not in the history of the head.
+        The result is None if the parent is not in the history of the head.
         """
         overtaking: list[Snapshot] = []
         snapshot: Snapshot | None = self._head
@@ -272,10 +282,10 @@ class _Rebase:
         return None if snapshot is None else overtaking
 
     async def move_over_rewrites(self) -> RevisedUpdates:
-        """Move the snapshot over snapshots that have only rewritten manifests.
+        """Move the snapshot over snapshots that only rewrite manifests.
 
-        The result lists the client's manifests, and of the others those of the head. If the client has replaced
-        rewritten manifests, the result lists those of its parent of the same kind.
+        The result lists the client's new manifests, and the head's manifests for all other files. If the client has
+        replaced manifests that were rewritten meanwhile, the parent's manifests are listed for files of that kind.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
@@ -295,14 +305,15 @@ class _Rebase:
         return await self._write_list([*added, *untouched], len(untouched))
 
     async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
-        """Undo snapshots that have only replaced files by others with the same rows.
+        """Undo snapshots that only replace files by files with the same rows.
 
-        The result lists the client's manifests and those of its parent. The parent has not expired, so its files exist.
+        The result lists the client's new manifests, and the unchanged manifests of its parent. The parent has not
+        expired, so its files exist.
 
-        They leave the history of the branch, as after a rollback. If they stayed in it, the expiration of other engines
-        would delete the old files with them (Iceberg's incremental clean-up takes the files that a snapshot of the
-        history removed for unused), and an engine that has deleted rows of the new files by position would not find
-        that these files are gone: no snapshot of the history states that.
+        The undone snapshots leave the history of the branch, as after a rollback. They must not stay in it, for two
+        reasons. Iceberg's incremental clean-up in other engines deletes files that a snapshot of the history has
+        removed, and these old files are live again. And an engine that has deleted rows of the new files by position
+        would not notice that the new files are gone, because no snapshot of the history says so.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
@@ -312,8 +323,12 @@ class _Rebase:
         return await self._write_list([*added, *inherited], len(inherited), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
-        """Check that the added manifests take their numbers from this snapshot, and that the rows of the parent's
-        have row ids.
+        """Check that the client's new manifests have the sequence number of its snapshot.
+
+        The function also checks that all rows of the parent have row ids.
+
+        Raises:
+            CannotRebase: One of the checks fails.
         """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
@@ -329,7 +344,7 @@ class _Rebase:
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
             manifest.content == 0 and manifest.first_row_id is None for manifest in lists.parent.values()
         ):
-            raise CannotRebase("rows have got row ids since")
+            raise CannotRebase("rows have received row ids since the client read the table")
 
     async def _write_list(
         self,
@@ -338,13 +353,13 @@ class _Rebase:
         parent: Snapshot | None = None,
         undone: Sequence[Snapshot] = (),
     ) -> RevisedUpdates:
-        """Return the snapshot with a new manifest list.
-
-        `kept`: manifests that are not the client's.
+        """Write a new manifest list, and return the updates with the moved snapshot.
 
         Args:
-            parent: The snapshot whose files the client's change is applied to; None: the head.
-            undone: Snapshots since.
+            manifests: The manifests to list.
+            others_count: The number of listed manifests that the client did not write.
+            parent: The snapshot to whose files the client's change is applied. None means the head.
+            undone: The snapshots after `parent` that leave the history.
         """
         parent = parent or self._head
         next_row_id = self._base.next_row_id
@@ -365,7 +380,7 @@ class _Rebase:
         if snapshot.parent_snapshot_id is not None:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:
-                raise CannotRebase("the parent has expired")
+                raise CannotRebase("the parent of the client's snapshot has expired")
         published = self._manifests.published
         own = await _read_list(self._manifests.own, snapshot)
         head = await _read_list(published, self._head)
@@ -375,7 +390,13 @@ class _Rebase:
         return _Lists(before, own, head)
 
     def _check_added(self, lists: _Lists) -> None:
-        """Check that the added manifests contain only data files of this snapshot, as many as the summary states."""
+        """Check that the added manifests contain only data files that this snapshot adds.
+
+        Their number must be the number that the summary states.
+
+        Raises:
+            CannotRebase: One of the checks fails.
+        """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
             sound = (
@@ -397,15 +418,14 @@ class _Rebase:
             raise CannotRebase("the summary and the manifest list state different numbers of files")
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
-        """Return the manifests of the files that the client added, and the paths of the manifests of the head that
-        they replace.
+        """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
 
-        When the client merged manifests of its parent that another commit has merged since, its merge is undone: its
-        added files get a new manifest, and the head keeps the others. The same applies when the merged rows have got
-        row ids since.
+        The client may have merged manifests of its parent that another commit has merged since. Then the client's merge
+        is undone: its added files get a new manifest, and the head's manifests keep the other files. The same applies
+        if the merged rows have received row ids since.
 
         Raises:
-            CannotRebase: When the manifests contain more than the client's added files and the unchanged merged
+            CannotRebase: The manifests contain other entries than the client's added files and unchanged merged
                 entries.
         """
         snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
@@ -444,8 +464,9 @@ class _Rebase:
         return decoded
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
-        """Return the client's manifest with the sequence number of the new snapshot; entries without numbers inherit
-        it.
+        """Return the client's manifest with the sequence number of the moved snapshot.
+
+        Entries without a sequence number inherit it.
         """
         own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
@@ -459,7 +480,7 @@ class _Rebase:
         self, parent: Snapshot, manifest_list: str, summary: dict[str, str], added_rows: int
     ) -> tuple[Update, ...]:
         snapshot = self._commit.snapshot
-        # The snapshot log is later than the head when the branch was rolled back.
+        # If the branch was rolled back, the last entry of the snapshot log is later than the head.
         logged_ms = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
         rebased = structs.replace(
             snapshot,
@@ -471,7 +492,7 @@ class _Rebase:
         )
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             rebased = structs.replace(rebased, first_row_id=self._base.next_row_id, added_rows=added_rows)
-        # The branch keeps its current retention: the client sent the retention that it had read.
+        # The branch keeps its current retention. The client only repeats the retention that it read earlier.
         ref = structs.replace(self._ref, snapshot_id=snapshot.snapshot_id)
         return AddSnapshot(rebased), SetSnapshotRef.to_ref(self._commit.branch, ref)
 
@@ -487,7 +508,7 @@ async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -
 
 
 def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
-    """Return the kind of a manifest. Manifests of different kinds are rewritten separately."""
+    """Return the kind of a manifest: its partition spec and content. Each kind is rewritten separately."""
     return manifest.partition_spec_id, manifest.content
 
 
@@ -497,7 +518,7 @@ def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
 
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
-    """Return the entry's explicit row id; None when it is not assigned yet."""
+    """Return the explicit row id of an entry, or None if it has none."""
     own = entry.file.first_row_id
     return None if own is None or own < 0 else own
 
@@ -507,7 +528,7 @@ def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
 
 
 def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
-    """Count the files by all fields that a merge must not change, except row ids."""
+    """Count the entries by the fields that a merge must not change. Row ids are not among these fields."""
     return Counter(
         (
             entry.file.file_path,
@@ -522,7 +543,10 @@ def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ..
 
 
 def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
-    """Return the client's summary with totals derived from the head's; a total that the head lacks is removed."""
+    """Return the client's summary with totals that are computed from the head's totals.
+
+    A total that the head does not have is removed.
+    """
     rebased = dict(summary)
     for total, (added, removed) in _TOTALS.items():
         rebased.pop(total, None)

@@ -1,13 +1,13 @@
 """Expires snapshots: commits their removal, and then deletes the files that no other snapshot needs.
 
-The commit swaps the table's pointer like any other commit, and is computed again after a lost race. So no writer waits,
+The commit moves the table's pointer like any other commit, and is computed again after a lost race. So no writer waits,
 and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight that names
 the metadata file before the commit. The deletion of the files completes the instant. If the server stops before that,
 housekeeping finds the instant, computes the files again from both metadata files, and continues. Ages are measured by
-`PassedTime`, so a clock that jumps ahead makes no snapshot old.
+`PassedTime`, so a clock that jumps ahead does not make a snapshot old.
 
 Files are deleted only in the table's own locations. If several names share the table's UUID, for example after a second
-registration, no file is deleted, because the other name's snapshots may need it.
+registration, no file is deleted, because the snapshots of the other name may need it.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""The maximum number of snapshots that an expiration removes. A further expiration removes the next snapshots."""
+"""The maximum number of snapshots that one expiration removes. Another expiration removes further snapshots."""
 _MEMORY_SHARES = 8
-"""The part of `commit_memory_bytes` for the manifests that are read here."""
+"""The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
 _BATCH = 100
 _EXPIRATIONS_CONCURRENT_MAX = 2
-"""The maximum number of concurrent expirations. There is a limit because each has the names of many files in memory."""
+"""The maximum number of concurrent expirations. It is limited because each expiration has many file names in memory."""
 _DELETES_CONCURRENT_MAX = 16
 _LOCKED_FROM, _LOCKED_S = 2, 2.0
-"""From this attempt on, the table's commits wait for the expiration, at most so long."""
+"""The first attempt that takes the lock of the table's commits, and the maximum time for which it holds the lock."""
 _RESUMED_AFTER_MS = 3_600_000
 """The age at which housekeeping continues an instant in flight.
 
-Before that, the server that began it is still at work.
+Before that age, the server that began the expiration may still be working on it.
 """
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
 METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
@@ -80,11 +80,11 @@ class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid
 
 
 class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of an expiration; with a dry run, the result that it would have.
+    """The result of an expiration, or of a dry run the result that an expiration would have.
 
     Attributes:
-        snapshots_left: The number of expired snapshots that a further expiration would remove.
-        files_failed: The number of files that the storage did not delete; housekeeping tries again.
+        snapshots_left: The number of expired snapshots that another expiration would remove.
+        files_failed: The number of files that the storage did not delete. Housekeeping tries to delete them again.
     """
 
     snapshots: int = 0
@@ -98,7 +98,7 @@ class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """One attempt: the metadata before and after, and the files that the commit makes unused."""
+    """One attempt of an expiration: the metadata before and after the commit, and the files that it makes unused."""
 
     entry: Entry
     before: TableMetadata
@@ -109,32 +109,32 @@ class _Removal(msgspec.Struct, frozen=True):
 
 
 async def pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
-    """Return expirations whose deletion is not complete, of one table or of all tables."""
+    """Return the expirations whose deletion is not complete, of one table or of all tables."""
     where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await store.instants(where, _BATCH)
 
 
 class Expiration:
-    """Expires the snapshots of tables. Belongs to one event loop."""
+    """Expires the snapshots of tables. An instance belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
         self._context = catalog.context
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
-        # Do not use the caches of commits: they would lose the manifests that writers need.
+        # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        """Remove the expired snapshots of a table. After an error nothing is removed.
+        """Remove the expired snapshots of a table. If the method raises, nothing was removed.
 
         Raises:
             NoSuchTable: The table does not exist.
-            BadRequest: The table's properties forbid the deletion of files or are invalid.
+            BadRequest: The table's properties forbid the deletion of files, or are invalid.
             Corrupt: A manifest cannot be read.
-            CommitConflict: The commit lost too many races.
+            CommitConflict: Other commits were faster in every attempt.
         """
         async with self._slots:
             return await self._attempts(caller, namespace, name, request)
@@ -162,31 +162,36 @@ class Expiration:
     async def _attempt(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest, number: int
     ) -> tuple[_Removal, Instant | None]:
-        """Try the commit once.
+        """Try to commit an expiration once.
 
-        Return the removal and its instant; the instant is None if nothing is to be committed.
+        Returns:
+            The removal and its instant. The instant is None if there is nothing to commit.
         """
         if number < _LOCKED_FROM:
             removal = await self._plan(namespace, name, request)
             if request.dry_run or removal.after is removal.before:
                 return removal, None
             return removal, await self._commit(caller, removal)
-        # Writers that commit all the time would win each race. Now only the files that they have added since must be
-        # read.
+        # A writer that commits all the time would win every race. From this attempt on, the lock is taken, and only the
+        # files that were added since the last attempt have to be read.
         async with self._publisher.lock(namespace, name):
             try:
                 async with asyncio.timeout(_LOCKED_S):
                     removal = await self._plan(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
-                    f"Others commit to {show(namespace, name)} faster than an expiration reads; try again later"
+                    f"Other commits to {show(namespace, name)} are faster than an expiration can read; try again later"
                 ) from None
             if request.dry_run or removal.after is removal.before:
                 return removal, None
             return removal, await self._publish(caller, removal)
 
     async def resume(self) -> int:
-        """Continue deletions that a stopped server has left; return their number. Housekeeping calls this."""
+        """Continue the deletions of files that a stopped server did not complete. Housekeeping calls this method.
+
+        Returns:
+            The number of continued deletions.
+        """
         pending = await pending_expirations(self._context.store)
         old = [
             instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
@@ -248,9 +253,9 @@ class Expiration:
     async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
-        """Return the unused files of the table; none if the table's files must stay.
+        """Return the unused files of the table. The result is empty if the files of the table must stay.
 
-        No files of other tables are read or returned.
+        The method reads and returns no files of other tables.
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
@@ -261,7 +266,7 @@ class Expiration:
         return await find_unused(manifests, before, after, allowed, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names, live or dropped, refer to the table, so that they share its files."""
+        """Return whether several names, of live or dropped tables, refer to the table. Such names share its files."""
         return await self._context.store.names_of(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
@@ -280,7 +285,7 @@ class Expiration:
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
         if not (await context.store.list_planned_snapshots(entry.uuid, context.clock.now_ms())).isdisjoint(removed):
-            raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
+            raise CommitConflict("A plan was created on a snapshot that was about to expire; try again")
         await self._publisher.publish(
             caller,
             entry,
@@ -313,8 +318,8 @@ class Expiration:
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
-        If there are such files, the files that name them stay, too, and the instant stays in flight. Housekeeping
-        then tries again, for a day.
+        If a file could not be deleted, the files that name it stay too, and the instant stays in flight. Housekeeping
+        tries again, for one day.
         """
         failed = deleted = 0
 
@@ -328,7 +333,7 @@ class Expiration:
                 _log.warning("unused file not deleted", location=location, reason=error.message)
 
         for files in (unused.content_files, unused.manifests, unused.others):
-            if await self._is_shared(instant.uuid):  # The table was registered again since.
+            if await self._is_shared(instant.uuid):  # The table was registered again after the commit.
                 break
             await gather([partial(delete, location) for location in files], _DELETES_CONCURRENT_MAX)
             if failed:
@@ -349,7 +354,7 @@ class Expiration:
         try:
             await self._context.transact([move])
         except CommitConflict:
-            return  # Another replica has completed it.
+            return  # Another replica has completed the instant.
 
 
 def _report(removal: _Removal) -> ExpirationReport:

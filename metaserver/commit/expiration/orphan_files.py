@@ -1,21 +1,22 @@
 """Removes orphan files: files in a table's folders that no snapshot names, left by failed or killed writers.
 
 The folders are listed, and compared with the files that the metadata and all its snapshots name. Names are compared
-without their folders: a file with the name of a needed file stays. So other spellings of a location, symbolic links and
-mount points cannot make a live file look unused. Writers put a UUID into names, so an orphan file rarely has the name
-of another file.
+without their folders: a file with the same name as a needed file stays. Therefore other spellings of a location,
+symbolic links and mount points cannot make a live file look unused. Writers put a UUID into file names, so an orphan
+file rarely has the name of another file.
 
-A file that a writer has not committed yet looks the same as an orphan. So only files of a minimum age are removed, and
-only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch,
-under the lock of the table's commits, the server reads what other commits have added meanwhile.
+A file that a writer has not committed yet looks like an orphan file. Therefore only files of a minimum age are removed,
+and only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch,
+under the lock of the table's commits, the server reads the files that other commits have added meanwhile.
 
-A wrong clock can make every file look old. So the clocks of the server and of the storage are compared, and time that
-the catalog has not seen pass does not count (`PassedTime`). Before the catalog's first look at the clock, only the time
-between the file and the newest file in the table's folders counts, because a live writer's files are among the newest.
+A wrong clock can make every file look old. Therefore the clocks of the server and of the storage are compared, and time
+that the catalog has not seen pass does not count (`PassedTime`). Before the catalog has first read the clock, only the
+time between a file and the newest file in the table's folders counts, because a live writer's files are among the
+newest.
 
 A writer that is killed while it writes to S3 leaves an unfinished multipart upload. Its parts take space, and no
-listing of files shows it. Uploads of the minimum age, of files with such names, are aborted: no commit can name an
-unfinished file.
+listing of files shows them. Uploads of the minimum age, of files with such names, are aborted, because no commit can
+name an unfinished file.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 
 ACTION = "orphan-files"
 AGE_MIN_MS = 24 * 3_600_000
-"""The minimum age. A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
+"""The minimum age of an orphan file.
+
+A writer may commit its files hours after it wrote them, and the clock of the storage may differ.
+"""
 UPLOADS_MAX = 1000
 """The maximum number of unfinished uploads that one request aborts."""
 FILES_MAX = 100_000
-"""The maximum number of files that one request removes. A further request removes the next files."""
+"""The maximum number of files that one request removes. Another request removes further files."""
 LOCATIONS_MAX = 1000
 NAMES_MAX = 50_000_000
 _SUFFIXES = (
@@ -73,14 +77,14 @@ _SUFFIXES = (
     ".metadata.json",
     ".metadata.json.gz",
 )
-"""The suffixes of files that Iceberg's writers write. Other files, such as checkpoints, belong to other programs."""
+"""The suffixes of files that Iceberg writers create. Other files, such as checkpoints, belong to other programs."""
 _DECODE_ROUNDS = 8
 _LISTED = 1000
 _BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
 _DELETES_CONCURRENT_MAX = 16
 _MEMORY_SHARES = 8
-"""The part of `commit_memory_bytes` for the manifests that are read here."""
+"""The divisor of `commit_memory_bytes` for the memory of the manifests that a removal reads."""
 _log = structlog.get_logger("seamark.orphans")
 
 
@@ -96,15 +100,15 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of a removal; with a dry run, the result that it would have.
+    """The result of a removal, or of a dry run the result that a removal would have.
 
     Attributes:
-        files_left: Whether a further request would find more files.
-        locations: The first of the files.
-        files_failed: The number of files that the storage did not delete; a further request tries again.
+        files_left: Whether another request would find more files.
+        locations: The locations of the first files.
+        files_failed: The number of files that the storage did not delete. Another request tries to delete them again.
         uploads: The number of unfinished multipart uploads that were aborted.
-        files_unconfirmed: The number of files that are old only by the clock. They stay until the catalog has seen that
-            time pass.
+        files_unconfirmed: The number of files that are old by the clock only. They stay until the catalog has seen
+            enough time pass.
     """
 
     files: int = 0
@@ -118,7 +122,7 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Listing(NamedTuple):
-    """The files in the folders.
+    """The files in the folders of a table.
 
     Attributes:
         newest_ms: The time at which the newest file was modified.
@@ -131,7 +135,7 @@ class _Listing(NamedTuple):
 
 
 def read_minimum_age_ms(metadata: TableMetadata) -> int:
-    """Return the minimum age of orphan files by the table's property.
+    """Return the minimum age of orphan files that the table's property sets.
 
     Raises:
         BadRequest: The value is invalid, or below `AGE_MIN_MS`.
@@ -143,7 +147,7 @@ def read_minimum_age_ms(metadata: TableMetadata) -> int:
 
 
 class OrphanRemoval:
-    """Removes the orphan files of tables. Belongs to one event loop."""
+    """Removes the orphan files of tables. An instance belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
         self._context = catalog.context
@@ -155,12 +159,13 @@ class OrphanRemoval:
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
     ) -> OrphanReport:
-        """Remove the orphan files of a table. If a manifest causes an error, nothing is removed.
+        """Remove the orphan files of a table. If a manifest cannot be read, nothing is removed.
 
         Raises:
             NoSuchTable: The table does not exist.
             BadRequest: The table's properties forbid the deletion of files or are invalid, or several names share its
-            files. Corrupt: A manifest cannot be read.
+                files.
+            Corrupt: A manifest cannot be read.
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
@@ -170,7 +175,8 @@ class OrphanRemoval:
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Before the first look, only the time between the files counts: the rest may be a jump of the clock.
+            # Before the first reading of the clock, only the time between files counts. A longer time may be a jump of
+            # the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
@@ -215,7 +221,7 @@ class OrphanRemoval:
         return self._manifests.with_checks(lambda paths: check(list(paths)), None)
 
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
-        """Return files that look like orphan files by the clock."""
+        """Return the files that look like orphan files by the time of the clock."""
         await self._add_pending(entry, needed)
         folders = _drop_nested_folders(own_folders(self._context, metadata))
         allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
@@ -250,8 +256,9 @@ class OrphanRemoval:
         return _Listing(orphan_files, listed, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
-        """Return unfinished uploads of such files that were begun before; empty if the storage does not list
-        uploads.
+        """Return the unfinished uploads of such files that began before a time.
+
+        The result is empty if the storage does not list uploads.
         """
         allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
@@ -265,12 +272,12 @@ class OrphanRemoval:
                         uploads.append(upload)
                     if len(uploads) == UPLOADS_MAX:
                         return uploads
-            except SeamarkError as error:  # The right to list uploads differs from the right to list files.
+            except SeamarkError as error:  # Listing uploads needs another right than listing files.
                 _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
         return uploads
 
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
-        """Add the metadata files that an interrupted expiration reads when it continues."""
+        """Add the metadata files that an interrupted expiration will read when it continues."""
         for instant in await pending_expirations(self._context.store, entry.uuid):
             needed.add_name(str(instant.summary[METADATA_BEFORE]))
 
@@ -295,13 +302,14 @@ class OrphanRemoval:
             return True
 
         for start in range(0, len(orphan_files), _BATCH):
-            await self._catch_up(entry, needed)  # Read now, so that little is left to read under the lock.
+            # The files are read before the lock is taken, so little is left to read under the lock.
+            await self._catch_up(entry, needed)
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._context, entry.uuid)
                 await self._catch_up(entry, needed)
                 batch = [info for info in orphan_files[start : start + _BATCH] if info.location not in needed]
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
-                # Note the removal again, for a commit that checked a file before its deletion.
+                # The removal is noted again, for a commit that checked a file before its deletion.
                 await note_removal(self._context, entry.uuid)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
@@ -320,7 +328,7 @@ class OrphanRemoval:
         return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
-        """Add the files that commits have added meanwhile.
+        """Add the files that other commits have added meanwhile.
 
         Raises:
             NoSuchTable: The table was dropped or renamed.
@@ -328,12 +336,12 @@ class OrphanRemoval:
         """
         current, metadata = await self._load(entry.namespace, entry.name)
         if current.uuid != entry.uuid:
-            raise BadRequest(f"{show(entry.namespace, entry.name)} is another table now; nothing more is removed")
+            raise BadRequest(f"{show(entry.namespace, entry.name)} now refers to another table; the removal stops here")
         await needed.add(current, metadata)
 
 
 class _NeededNames:
-    """The names of all files that a table needs, without their folders, as hashes of 8 bytes.
+    """The names, without folders, of all files that a table needs, as hashes of 8 bytes.
 
     If two hashes collide, a file that is not needed stays.
     """
@@ -341,10 +349,10 @@ class _NeededNames:
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
         self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        """Those of the first `add`, sorted."""
+        """The hashes of the names in the first call of `add`, sorted."""
         self._later: set[int] = set()
         self._read: set[str] = set()
-        """Manifests and manifest lists."""
+        """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
         wanted = _name_hash(location)
@@ -357,7 +365,7 @@ class _NeededNames:
         self._later.add(_name_hash(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Read the manifests that no earlier call has read.
+        """Add the names of the files in the manifests that no earlier call has read.
 
         Raises:
             Corrupt: A manifest cannot be read.
@@ -400,15 +408,16 @@ def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _is_hidden(path: str) -> bool:
-    """Return whether Hadoop and Spark hide the path: files of other programs, and index and plan files.
+    """Return whether Hadoop and Spark hide the path.
 
-    Folders of partitions have a `=` in their names and are not hidden.
+    Such paths are files of other programs, index files and plan files. Folders of partitions have a `=` in their names
+    and are not hidden.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 
 
 def _drop_nested_folders(folders: Iterable[str]) -> list[str]:
-    """Return the folders that are in no other folder, as listings spell them."""
+    """Return the folders that are not inside another folder, as listings spell them."""
     folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):
         if not any(folder.startswith(f"{other}/") for other in folders_kept):

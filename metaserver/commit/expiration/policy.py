@@ -1,9 +1,9 @@
 """Selects expired snapshots and references, without I/O.
 
-The properties are Iceberg's (`history.expire.*`, and those of each reference; Iceberg spec, "Snapshot Retention
-Policy"), with one difference in favour of readers: the age of a snapshot counts from the commit that replaced it, not
-from its own. So every snapshot that was current within the age stays, a long read of a table that was idle before
-keeps its files, and time travel works for the whole age.
+The properties are Iceberg's (`history.expire.*`, and the properties of each reference; Iceberg spec, "Snapshot
+Retention Policy"), with one difference in favour of readers: the age of a snapshot counts from the commit that replaced
+it, and not from its own commit. Therefore every snapshot that was current within this age stays. A long read of a table
+that was idle before keeps its files, and time travel works for the whole age.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from seamark.metaserver.store.passed_time import PassedTime
 
 _FOREVER = (1 << 63) - 1
 READS_MAX = 2_000_000
-"""The number of snapshots that are read for all branches, in a second or two. Branches share the kept snapshots."""
+"""The maximum number of snapshots that are read for all branches, which takes a second or two.
+
+Branches share the snapshots that they keep.
+"""
 
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
     """The ages and numbers by which snapshots expire. References may have their own values.
 
     Attributes:
-        older_than_ms: Milliseconds since the epoch. A snapshot that was replaced before this time has expired, unless
-        it
-            is among the `retain_last` newest of a branch.
+        older_than_ms: A time in milliseconds since the epoch. A snapshot that was replaced before this time has
+            expired, unless it is one of the `retain_last` newest snapshots of a branch.
     """
 
     older_than_ms: int
@@ -54,10 +56,10 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """Return the policy from the table's properties, or from the values that the caller gives.
+        """Return the policy from the arguments, or from the table's properties where an argument is None.
 
         Args:
-            passed: The time that measures ages; the default is the clock.
+            passed: The time by which ages are measured. The default is the clock.
 
         Raises:
             BadRequest: A value is invalid.
@@ -74,7 +76,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
 
 
 class Expired(NamedTuple):
-    """The expired snapshots, oldest first, and the expired references."""
+    """The expired snapshots, the oldest first, and the expired references."""
 
     refs: tuple[str, ...]
     snapshot_ids: tuple[int, ...]
@@ -90,8 +92,8 @@ def find_expired(
     """Return the snapshots and references that the policy removes.
 
     Args:
-        in_use: Ids of snapshots that stay in any case, such as recently undone snapshots.
-        passed: The time that measures ages; the default is the clock.
+        in_use: The ids of snapshots that stay in any case, such as recently undone snapshots.
+        passed: The time by which ages are measured. The default is the clock.
     """
     passed = passed or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
@@ -124,7 +126,7 @@ def find_expired(
 
 
 def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
-    """Return the snapshots of the branches' histories. Branches share most of them, and each is read once."""
+    """Return the snapshots in the histories of the branches. Branches share most snapshots, and each is read once."""
     snapshot_ids: set[int] = set()
     for ref in branches:
         for id_, _ in _history(metadata, ref.snapshot_id):
@@ -137,10 +139,10 @@ def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[
 def _find_retained(
     metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
 ) -> set[int]:
-    """Return the snapshots that are young enough for a branch, or among its newest.
+    """Return the snapshots that are young enough for a branch, or are among its newest snapshots.
 
     Raises:
-        BadRequest: More than `READS_MAX` snapshots would be read.
+        BadRequest: More than `READS_MAX` snapshots would have to be read.
     """
     terms = set[tuple[int, int, int]]()
     for ref in branches:
@@ -149,15 +151,17 @@ def _find_retained(
         terms.add((older_than_ms, policy.retain_last if least is None else least, ref.snapshot_id))
     kept_ids: set[int] = set()
     young: set[int] = set()
-    """Kept for their age. The longest age comes first, so what others keep of their ancestors is kept already."""
+    """The snapshots that are kept for their age. The longest age is first, so the ancestors of a snapshot in this set
+    need not be read again.
+    """
     reads = 0
     for older_than_ms, least, head in sorted(terms):
         for number, (id_, replaced_ms) in enumerate(_history(metadata, head)):
             reads += 1
             if reads > READS_MAX:
                 raise BadRequest(
-                    f"The table's branches keep their newest snapshots, which are more than {READS_MAX:,} in all; "
-                    f"remove branches, or lower {MIN_SNAPSHOTS} and what the branches set instead"
+                    f"The branches keep more than {READS_MAX:,} snapshots together, because each keeps its newest; "
+                    f"remove branches, or lower {MIN_SNAPSHOTS} or the min-snapshots-to-keep of the branches"
                 )
             if number >= least:
                 if id_ in young or (replaced_ms is not None and replaced_ms < older_than_ms):
@@ -168,7 +172,10 @@ def _find_retained(
 
 
 def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
-    """Yield (id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
+    """Yield the id of a snapshot and of each of its ancestors, with the time at which its child was committed.
+
+    The time is None for the first snapshot.
+    """
     snapshot, replaced_ms = metadata.snapshot(head), None
     seen: set[int] = set()
     while snapshot is not None and snapshot.snapshot_id not in seen:  # Writers set the parents, so they may be wrong.
@@ -180,9 +187,9 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
 
 
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
-    """Return the time at which each formerly current snapshot was replaced, by the snapshot log.
+    """Return the time at which each formerly current snapshot was replaced, according to the snapshot log.
 
-    After a rollback these snapshots are not ancestors of a branch.
+    After a rollback, such snapshots are no ancestors of any branch.
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}

@@ -1,10 +1,11 @@
-"""The files that only removed snapshots need.
+"""Finds the files that only removed snapshots need.
 
-A file is unused if a removed snapshot names it and no remaining snapshot does. So every remaining snapshot is read. If
-a manifest list or a manifest of one of them cannot be read, the result is an error, and nothing is deleted.
+A file is unused if a removed snapshot names it and no remaining snapshot does. Therefore every remaining snapshot is
+read. If a manifest list or a manifest of a remaining snapshot cannot be read, the result is an error, and nothing is
+deleted.
 
 Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so plain forms are compared. If it is
-uncertain whether two spellings mean one file, their plain forms are equal, and the file stays.
+uncertain whether two spellings mean the same file, their plain forms are equal, and the file stays.
 """
 
 from __future__ import annotations
@@ -24,23 +25,22 @@ from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 
 _MANIFESTS_PER_READ = 64
-"""The number of manifests whose entries are in memory together."""
+"""The number of manifests whose entries are in memory at the same time."""
 ENTRIES_MAX = 1_000_000
-"""The maximum number of entries of manifests that a removal of several snapshots may make unused.
-
-It bounds the memory.
-"""
+"""The maximum number of manifest entries that a removal of several snapshots may make unused. It bounds the memory."""
 _COMPARED_MAX = 200_000
-"""The maximum number of files of the remaining snapshots that are all compared. If there are more, only the files in
-manifests that may list an unused file in one of the usual spellings are compared.
+"""The maximum number of files of the remaining snapshots that are all compared.
+
+If there are more, only manifests that may list an unused file in one of the usual spellings are compared.
 """
 FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
-"""Limits of the unused files of one snapshot, and of the manifests of a table."""
+"""The maximum number of unused files of one snapshot, and of manifests of a table."""
 
 
 class UnusedFiles(NamedTuple):
-    """Locations, in the order of deletion: each file comes before the file that names it, so that an interrupted
-    deletion can be repeated.
+    """The locations of unused files in the order of their deletion.
+
+    Each file comes before the file that names it, so an interrupted deletion can be repeated.
 
     Attributes:
         size_bytes: The size of the content files and manifests.
@@ -54,7 +54,10 @@ class UnusedFiles(NamedTuple):
 
 
 class TooManyEntries(Exception):
-    """The removal makes more than `ENTRIES_MAX` entries unused: fewer snapshots must be removed at a time."""
+    """Raised if a removal makes more than `ENTRIES_MAX` entries unused.
+
+    Fewer snapshots have to be removed at a time.
+    """
 
 
 async def find_unused(
@@ -65,11 +68,11 @@ async def find_unused(
     *,
     repeated: Collection[int] | None = None,
 ) -> UnusedFiles:
-    """Return the files that `before` needs and `after` does not, among the `allowed` locations.
+    """Return the files that `before` needs and `after` does not need, among the `allowed` locations.
 
     Args:
-        repeated: The removed snapshots of an earlier attempt, which may have deleted some of their files. Missing files
-            are then not an error.
+        repeated: The removed snapshots of an earlier attempt, or None in a first attempt. The earlier attempt may have
+            deleted some of their files, so missing files are not an error.
 
     Raises:
         Corrupt: A file of `after` cannot be read.
@@ -158,10 +161,13 @@ def _too_large(description: str) -> BadRequest:
 async def content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
-    """Yield the locations and sizes of the files that the manifests list as live, by plain location, in parts.
+    """Yield the locations and sizes of the live files in the manifests, by plain location, in parts.
+
+    Args:
+        skip_missing: Whether missing manifests are skipped.
 
     Raises:
-        Corrupt: A manifest cannot be read. With `skip_missing`, missing manifests are skipped.
+        Corrupt: A manifest cannot be read.
     """
     manifests_per_read = 1 if skip_missing else _MANIFESTS_PER_READ
     for start in range(0, len(listed), manifests_per_read):

@@ -1,7 +1,7 @@
-"""Divides the entries of manifests among new manifests, so that the files of a partition are in few of them. Pure.
+"""Divides the entries of manifests among new manifests, so that few manifests list the files of a partition. Pure.
 
-An engine that plans its scans reads the manifests whose ranges of partition values match, from the first entry to the
-last. So entries are sorted by their partition, and a manifest ends, if possible, where a partition ends.
+An engine that plans its scans reads the manifests whose ranges of partition values match, and reads them completely.
+Therefore entries are sorted by their partition, and a manifest ends where a partition ends, if possible.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ Key = tuple[object, ...]
 
 
 def partition_of(entry: ManifestEntry) -> Key:
-    """Return a key of the entry's partition. It is equal for entries of one partition, in any manifest of one spec."""
+    """Return a key of the entry's partition.
+
+    Entries of the same partition have equal keys in all manifests of one spec.
+    """
     return partition_key(entry.file.partition)
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions."""
+    """Count in how many manifests the partitions are listed.
+
+    Returns:
+        The number of pairs of a partition and a manifest that lists its files. Then, the number of partitions.
+    """
     seen: set[Key] = set()
     touches = 0
     for entries in manifests:
@@ -37,16 +44,21 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
 
 
 def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:
-    """Return the entries of each new manifest, at most `fitting` entries in each.
+    """Divide the entries among new manifests.
 
     Args:
-        bound: Returns the sort key of a file within its partition.
+        entries: The entries of the old manifests.
+        fitting: The maximum number of entries in a manifest.
+        bound: Returns the sort key of a file in its partition.
+
+    Returns:
+        The entries of each new manifest.
     """
     ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
     chunks: list[list[ManifestEntry]] = [[]]
     for _, members in groupby(ordered, key=partition_of):
         partition = list(members)
-        # A partition that does not fit starts a new manifest, unless the last would stay mostly empty.
+        # A partition that does not fit starts a new manifest, unless the last manifest would stay mostly empty.
         if len(chunks[-1]) + len(partition) > fitting and 2 * len(chunks[-1]) >= fitting:
             chunks.append([])
         for entry in partition:
@@ -57,14 +69,14 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
 
 
 def _order(partition: Sequence[Any]) -> Key:
-    """Return the sort key of a partition. Nulls are first."""
+    """Return the sort key of a partition. Nulls sort first."""
     return tuple((value is not None, 0 if value is None else value) for value in partition)
 
 
 def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
-    """Return a function that returns the lower bound of the first clustering column of a file.
+    """Return a function that returns the lower bound of a file in the first clustering column.
 
-    Files without this bound are first.
+    Files without this bound sort first.
     """
     try:
         layout = ClusteringLayout.of(metadata.properties)
@@ -81,7 +93,7 @@ def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
             return (False, 0)
         try:
             return (True, decode(kind, stored))
-        except ValueError:  # The bound has an earlier type of the column.
+        except ValueError:  # The bound was written with an earlier type of the column.
             return (False, 0)
 
     return read_bound

@@ -1,14 +1,14 @@
-"""Rewrites the manifests of a table's main branch, so that a plan reads few.
+"""Rewrites the manifests of a table's main branch, so that a plan reads fewer manifests.
 
-The new snapshot has the files of its parent: each entry keeps the snapshot that added it, its sequence numbers and its
-row ids, with status EXISTING. Manifests of one partition spec and content are rewritten together.
+The new snapshot has the files of its parent. Each entry keeps the snapshot that added it, its sequence numbers and its
+row ids, and has the status EXISTING. Manifests of the same partition spec and content are rewritten together.
 
 Manifests with metrics that some readers cannot use are always rewritten, with corrected metrics
-(`repaired_metrics.py`). Commits correct the metrics now, but earlier commits may have left wrong metrics in a table.
+(`repaired_metrics.py`). Commits correct the metrics now, but a table may still have wrong metrics of earlier commits.
 
 New manifests are written without a lock. Then they replace the manifests of the current head, under the lock of the
-table's commits. A manifest that is still listed there has the same entries. If another commit has replaced a manifest
-meanwhile, only the rewrite of its group is prevented. So a writer waits for the new manifest list only.
+table's commits. A manifest that the head still lists has the same entries. If another commit has replaced a manifest
+meanwhile, only the rewrite of its group is skipped. Therefore writers wait only while the new manifest list is written.
 """
 
 from __future__ import annotations
@@ -57,25 +57,30 @@ from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 
 GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
-"""Limits of the manifests of a group that are rewritten together, the smallest first: they bound the memory."""
+"""The maximum size and number of entries of the manifests in a group, which bound the memory. The smallest manifests
+are rewritten first.
+"""
 ATTEMPTS = 3
 """The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests meanwhile."""
 WORTH = 0.75
 """A rewrite is committed if it leaves at most this fraction of the manifests.
 
-`_TOUCHES` and `_FEWER` are the alternative.
+`_TOUCHES` and `_FEWER` set an alternative condition.
 """
 _TOUCHES, _FEWER = 4, 0.5
-"""A rewrite is also committed if a partition is in at least `_TOUCHES` manifests on average, and the rewrite leaves
-at most the fraction `_FEWER` of them."""
+"""The condition under which a rewrite is also committed.
+
+A partition is in at least `_TOUCHES` manifests on average, and the rewrite leaves at most the fraction `_FEWER` of
+these manifests.
+"""
 _REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
-"""The maximum size of the manifests of a partition spec and content that a rewrite reads to find wrong metrics."""
+"""The maximum size of the manifests of one partition spec and content that a rewrite reads to find wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _MEMORY_SHARES = 8
-"""The part of `commit_memory_bytes` for the manifests that are read here."""
+"""The divisor of `commit_memory_bytes` for the memory of the manifests that a rewrite reads."""
 
 
 class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -90,11 +95,11 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The manifests that were replaced; with a dry run, the manifests that would be replaced.
+    """The result of a rewrite, or of a dry run the result that a rewrite would have.
 
     Attributes:
         partition_manifests_before: The average number of manifests that list files of a partition.
-        manifests: The number of manifests of the snapshot before.
+        manifests: The number of manifests before the rewrite.
         conflicts: The number of groups that other commits have changed meanwhile.
         files_repaired: The number of files whose metrics were corrected.
     """
@@ -113,7 +118,7 @@ class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Group(NamedTuple):
-    """Manifests of one spec and content, and their entries in the form that the new manifests will have."""
+    """Manifests of the same spec and content, with the entries that the new manifests will have."""
 
     spec_id: int
     content: int
@@ -131,12 +136,12 @@ class _WrittenGroup(NamedTuple):
     stored: tuple[StoredManifest, ...]
 
     def fits(self, listed: Sequence[ManifestFile]) -> bool:
-        """Return whether all replaced manifests are listed, with what their entries inherit."""
+        """Return whether the head still lists all replaced manifests, and their entries inherit the same values."""
         return set(map(_identity, self.group.replaced)) <= set(map(_identity, listed))
 
 
 class ManifestRewrite:
-    """Rewrites the manifests of tables. Belongs to one event loop."""
+    """Rewrites the manifests of tables. An instance belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner, cleanup: Cleanup) -> None:
         self._context = catalog.context
@@ -144,10 +149,10 @@ class ManifestRewrite:
         self._planner = planner
         self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
-        # Do not use the caches of commits: they would lose the manifests that writers need.
+        # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
-        """Paths of manifests whose metrics are right, which need not be read again to see that."""
+        """The paths of manifests whose metrics are known to be correct, so they are not read again."""
 
     async def rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
@@ -160,7 +165,7 @@ class ManifestRewrite:
             NoSuchTable: The table does not exist.
             BadRequest: The table has format version 1 or an invalid property.
             Corrupt: A manifest cannot be read.
-            CommitUnknown: It is unknown whether the commit succeeded.
+            CommitUnknown: The outcome of the commit is unknown.
         """
         async with self._slots:
             report = ManifestReport()
@@ -193,10 +198,10 @@ class ManifestRewrite:
             async with self._publisher.lock(namespace, name):
                 try:
                     report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
-                except CommitConflict:  # Another server was faster.
+                except CommitConflict:  # A commit of another server came first.
                     report = _report(listed, (), (), conflicts=len(groups))
         except CommitUnknown:
-            needed = frozenset(writer.written)  # The files may be live.
+            needed = frozenset(writer.written)  # If the outcome is unknown, the written files may be live.
             raise
         finally:
             self._cleanup.remove([path for path in writer.written if path not in needed])
@@ -220,7 +225,7 @@ class ManifestRewrite:
     async def _groups(
         self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
-        """Return the groups whose rewrite is worth a commit."""
+        """Return the groups of manifests whose rewrite is worth a commit."""
         by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:
             by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
@@ -245,7 +250,7 @@ class ManifestRewrite:
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
         """Return the manifests with metrics that some readers cannot use.
 
-        The size limit bounds the manifests that are read.
+        The number of manifests that are read is bounded by `_CHECKED_BYTES_MAX`.
         """
         type_of = DeclaredTypes(metadata)
         groups, left_bytes = [], _CHECKED_BYTES_MAX
@@ -265,9 +270,10 @@ class ManifestRewrite:
     async def _commit(
         self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
     ) -> tuple[ManifestReport, frozenset[str]]:
-        """Return the report, and the files that the table refers to now.
+        """Commit the new manifests. The caller holds the lock of the table's commits.
 
-        The caller holds the lock of the table's commits.
+        Returns:
+            The report, and the files that the table now refers to.
         """
         requested_ms = self._context.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
@@ -306,7 +312,7 @@ class ManifestRewrite:
 async def open_manifest_rewrite(
     catalog: Catalog, publisher: Publisher, planner: Planner
 ) -> AsyncIterator[ManifestRewrite]:
-    """Open the rewrite of manifests; on exit, wait for the deletion of files that no snapshot refers to."""
+    """Open the rewrite of manifests. On exit, wait for the deletion of files that no snapshot refers to."""
     cleanup = Cleanup(catalog.context.objects)
     try:
         yield ManifestRewrite(catalog, publisher, planner, cleanup)
@@ -315,12 +321,12 @@ async def open_manifest_rewrite(
 
 
 def _identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
-    """Return the identity of a manifest, with the values that its entries inherit."""
+    """Return the identity of a manifest: its path, and the values that its entries inherit."""
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 
 def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
-    """Return the smallest manifests within the limits, in the order of the list."""
+    """Return the smallest manifests within the limits of a group, in the order of the manifest list."""
     chosen: set[str] = set()
     size_bytes = entries = 0
     for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
@@ -354,9 +360,9 @@ def _divide_entries(
 def _count_fitting_entries(
     entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
 ) -> int:
-    """Return how many entries fit a manifest of the target size.
+    """Estimate how many entries fit a manifest of the target size.
 
-    A sample is written to estimate the number, because small manifests are mostly header.
+    A sample is written for the estimate, because small manifests consist mostly of their header.
     """
 
     def size(count: int) -> int:
@@ -383,7 +389,7 @@ async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata)
 
 
 def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
-    """Return the summary of Iceberg's `rewrite_manifests`."""
+    """Return the summary that Iceberg's `rewrite_manifests` writes."""
     created = sum(len(each.stored) for each in written)
     replaced = sum(len(each.group.replaced) for each in written)
     entries = sum(len(chunk) for each in written for chunk in each.group.chunks)

@@ -1,1 +1,1 @@
-"""Snapshots from changes: manifests, manifest lists and summaries."""
+"""Creates snapshots from changes: manifests, manifest lists and summaries."""

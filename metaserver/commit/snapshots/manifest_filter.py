@@ -1,13 +1,14 @@
-"""Removes files from a snapshot: finds them in the parent's manifests and rewrites these manifests without them.
+"""Removes files from a snapshot: finds them in the parent's manifests, and rewrites these manifests without them.
 
-Only manifests that list a removed file are decoded and rewritten, with status EXISTING for the files that remain and
-DELETED for those that this snapshot removes, like Java's `ManifestFilterManager`. The next commit drops manifests
-without live files from the list. The removal of a data file also removes its deletion vector.
+Only manifests that list a removed file are decoded and rewritten. As in Java's `ManifestFilterManager`, the remaining
+files get the status EXISTING, and the removed files get the status DELETED. The next commit drops manifests without
+live files from the list. The removal of a data file also removes its deletion vector.
 
-A deletion vector is one of several in a Puffin file. Its removal is marked as DELETED only when no other vector of the
-file is live, otherwise the entry is left out: Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which
-Trino, Flink and programs expire snapshots) deletes the whole file of each entry with this mark, and with it the live
-vectors. The removal of the last vector is marked, so that the clean-up finally deletes the file.
+A Puffin file contains several deletion vectors. The removal of a vector is marked as DELETED only if no other vector of
+the file is live. Otherwise its entry is left out. The reason is Iceberg's incremental clean-up (Java's
+`IncrementalFileCleanup`, with which Trino, Flink and programs expire snapshots): it deletes the whole file of each
+entry with this mark, including the live vectors. The removal of the last vector is marked, so the clean-up finally
+deletes the file.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ def key_of(file: ContentFile) -> Remove:
 
 
 def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Return the manifests without those that are known to list no live file."""
+    """Return the manifests without manifests that are known to list no live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
 
 
 class FilesToRemove(NamedTuple):
-    """Live files to remove, and the manifests that list them with all of their live entries."""
+    """Live files to remove, and the manifests that list them, with all live entries of these manifests."""
 
     removed: frozenset[Remove]
     listing: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
     in_use: frozenset[str] = frozenset()
-    """The Puffin files of removed deletion vectors that also hold vectors that stay."""
+    """The Puffin files of removed deletion vectors that also contain vectors which stay."""
     files: Sequence[ContentFile] = ()
     """The files to remove, in the order of `listing`."""
 
@@ -58,7 +59,7 @@ class FilesToRemove(NamedTuple):
 async def find_files(
     manifests: Manifests, listed: Sequence[ManifestFile], requested: Collection[Remove], metadata: TableMetadata
 ) -> FilesToRemove:
-    """Return the files and, for data files, the delete files that apply to them alone.
+    """Find files to remove. A data file is found together with the delete files that apply only to it.
 
     Raises:
         Collision: A file is not live.
@@ -106,11 +107,11 @@ async def puffins_in_use(
     metadata: TableMetadata,
     known_entries: Mapping[str, Sequence[ManifestEntry]],
 ) -> frozenset[str]:
-    """Return the Puffin files of the removed deletion vectors that also have other live vectors.
+    """Return the Puffin files of the removed deletion vectors that also contain other live vectors.
 
     Args:
-        listed: The manifests from which the files are removed.
-        known_entries: Live entries by manifest, which need not be read again.
+        listed: The manifests from which the vectors are removed.
+        known_entries: The live entries of manifests that have been read already, by manifest.
     """
     paths = await run_by_count(len(removed), partial(_list_puffin_paths, removed))
     if not paths:
@@ -128,8 +129,9 @@ async def puffins_in_use(
 async def find_referring_entries(
     manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
-    """Return the delete manifests that may list a delete file of exactly one of these data files, with their live
-    entries.
+    """Return the delete manifests with a delete file that may apply to exactly one of these data files.
+
+    Each manifest comes with its live entries.
     """
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     candidates = await manifests.listing(deletes, paths, referenced=True)
@@ -149,7 +151,7 @@ def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]
 def _find_staying_paths(
     entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]
 ) -> set[str]:
-    """Return the paths at which an entry stays."""
+    """Return the paths that still have an entry after the removal."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
 
@@ -176,14 +178,14 @@ class _Rewritten(NamedTuple):
     removed: frozenset[Remove]
     unmarked: frozenset[Remove]
     written: StoredManifest | None
-    """The new manifest. None if no entry is left."""
+    """The new manifest, or None if no entry is left."""
     files: tuple[ContentFile, ...]
 
 
 class ManifestFilter:
     """Rewrites manifests for one commit.
 
-    If a later attempt removes the same files from a manifest, it reuses the new manifest.
+    If a later attempt removes the same files from a manifest, the new manifest of the earlier attempt is reused.
     """
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
@@ -227,7 +229,7 @@ class ManifestFilter:
             )
 
         own, unmarked = await run_by_count(len(entries), select)
-        # The new manifest stores explicit values for the fields that its files inherit.
+        # The new manifest stores explicit values for the fields that its files inherited.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._made.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own, unmarked):

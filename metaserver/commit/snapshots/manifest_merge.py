@@ -1,9 +1,9 @@
 """Merges small manifests, like Java's merge append (`ManifestMergeManager`, `MergingSnapshotProducer`).
 
-Manifests with the same spec and content are packed into bins of the target size, from the oldest on. The newest
-stay unmerged until there are `commit.manifest.min-count-to-merge` of them, so that one of a hundred appends pays for
-the merge. Entries of deleted files are not copied. A manifest with files that this snapshot removes is therefore not
-merged; a later commit merges it.
+Manifests of the same spec and content are packed into bins of the target size, beginning with the oldest. The newest
+manifests stay unmerged until there are `commit.manifest.min-count-to-merge` of them, so only one of a hundred appends
+pays for the merge. Entries of deleted files are not copied. Therefore a manifest with files that this snapshot removes
+is not merged now. A later commit merges it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ManifestMerge:
     async def merge(
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
-        """Return the manifests of the snapshot, newest first; manifests that it adds get `sequence_number`."""
+        """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
         if not props.as_bool(metadata.properties, ENABLED, True):
             return list(listed)
         least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
@@ -63,7 +63,7 @@ class ManifestMerge:
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # The merged manifest stores explicit values for inherited fields, except for files of this snapshot.
+        # The merged manifest stores explicit values for inherited fields, except for files that this snapshot added.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id
@@ -81,8 +81,7 @@ class ManifestMerge:
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
         """Return the entry for the merged manifest.
 
-        A file that this snapshot added still inherits its sequence number, so that a later attempt can reuse the
-        manifest.
+        A file that this snapshot added still inherits its sequence number, so a later attempt can reuse the manifest.
         """
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
@@ -92,24 +91,24 @@ class ManifestMerge:
 def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     """Return whether partition tuples of the spec can be encoded.
 
-    The type of a value is unknown if no schema has its source column.
+    They cannot if no schema has the source column of a field, because the type of its values is then unknown.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
-        return True  # The read of the first manifest raises the error.
+        return True  # Reading the first manifest raises the error.
     kinds = partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:
-    """Return the row count of the merged manifest; it must fit a long."""
+    """Return the row count of the merged manifest. The caller keeps it within a long."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 
 def _pack_bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
     """Yield groups of neighbouring manifests up to the target size.
 
-    They are filled from the end, so the group of the newest manifests may be small.
+    The bins are filled from the end of the list, so the group of the newest manifests may be small.
     """
     bins: list[list[ManifestFile]] = []
     size = 0

@@ -1,9 +1,9 @@
-"""Manifests and manifest lists for commits: reads and caches them, and finds the manifests that list a file.
+"""Reads and caches manifests and manifest lists for commits, and finds the manifests that list a file.
 
-A commit on a table of a million files must not read all manifests, so 8 bytes per file are kept in memory: hashes of
-paths, which narrow down the manifests that may list a file. Those manifests are then read and compared; a hash alone
-decides nothing. Manifests that this process has written are cached when they are written. Manifests are immutable, so
-the cache needs no invalidation.
+A commit to a table of a million files must not read all manifests. Therefore 8 bytes per file are kept in memory:
+hashes of paths, which select the manifests that may list a file. These manifests are then read and compared, so a
+decision never depends on a hash alone. Manifests that this process writes are cached at that time. Manifests are
+immutable, so the cache needs no invalidation.
 """
 
 from __future__ import annotations
@@ -44,18 +44,22 @@ from seamark.metaserver.settings.settings import Settings
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
 CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
-"""Raises Forbidden for a path that the table may not name."""
+"""A function that raises Forbidden for a path to which the table may not refer."""
 MANIFESTS_CONCURRENT_MAX = 16
-"""The number of manifests of one commit that are read or decoded concurrently."""
+"""The maximum number of manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
 _TOGETHER_MAX = 20_000
-"""The maximum number of hashes that are copied for one search."""
+"""The maximum number of hashes that are copied together for one search."""
 _SHARES = 4
-"""Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
+"""The number of caches.
+
+Each gets an equal share of the budget: manifest lists, encoded manifests, decoded blocks, hashes.
+"""
 _ENTRY_BYTES = 2048
 _ENTRY_FACTOR = 16
-"""The memory of a fully decoded manifest: for each entry, and for each encoded byte, because metrics take much
-memory.
+"""Estimates for the memory of a fully decoded manifest: bytes for each entry, and bytes for each encoded byte.
+
+The encoded bytes count because metrics take much memory.
 """
 _IN_LOOP_ENTRIES = 2_000
 _IN_THREAD_BYTES = 64 << 10
@@ -74,7 +78,7 @@ class PathHashes(NamedTuple):
 
 
 class ChangeMemory:
-    """The memory that the decoded manifests of one change take."""
+    """Counts the memory that the decoded manifests of one change take."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -107,10 +111,15 @@ class ChangeMemory:
 
 
 class Manifests:
-    """Cached access to manifests. Belongs to one event loop."""
+    """Cached access to manifests. An instance belongs to one event loop."""
 
     def __init__(self, objects: ObjectReader, *, budget_bytes: int, limit_bytes: int) -> None:
-        """Open empty caches. `limit_bytes` bounds the size of one manifest or manifest list."""
+        """Open empty caches.
+
+        Args:
+            budget_bytes: The memory of all caches together.
+            limit_bytes: The maximum size of one manifest or manifest list.
+        """
         self._objects = objects
         self._limit_bytes = limit_bytes
         self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES, "commits")
@@ -120,22 +129,24 @@ class Manifests:
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
-        """Manifests that are being written: a cache may drop them, and the storage does not have them yet."""
+        """The manifests that are being written, by location. A cache might drop them before the storage has them."""
         self._check_paths: CheckPaths | None = None
         self._memory: ChangeMemory | None = None
 
     @staticmethod
     def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
-        """Return caches with one of `share` parts of `commit_memory_bytes`."""
+        """Open caches with a part of `commit_memory_bytes`. The setting is divided by `share`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def with_checks(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
-        """Return the same caches for one change.
+        """Return an accessor to the same caches for one change.
 
-        `check_paths` is called with each manifest list before it is read, and with the manifests in it. `limit_bytes`
-        bounds the decoded manifests of the change, which otherwise gets a BadRequest; None for callers that have
-        their own bound.
+        Args:
+            check_paths: Called with the location of each manifest list before it is read, and with the paths of the
+                manifests that it lists.
+            limit_bytes: The memory limit of the change for decoded manifests. Above it, the change gets a BadRequest.
+                None means that the caller has its own limit.
         """
         checked = copy(self)
         checked._check_paths = check_paths
@@ -146,8 +157,8 @@ class Manifests:
         """Return the manifests of a snapshot, in the order of its manifest list.
 
         Raises:
-            Forbidden: The table may not name a file.
-            Corrupt: The manifest list cannot be read; the message names it.
+            Forbidden: The table may not refer to a file.
+            Corrupt: The manifest list cannot be read. The message names it.
         """
         if snapshot is None:
             return ()
@@ -160,7 +171,7 @@ class Manifests:
         return await self.read_list_at(location)
 
     async def read_list_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """Return the manifests that the manifest list at a location names. The errors are those of `read_list`."""
+        """Return the manifests that the manifest list at a location contains. The errors are those of `read_list`."""
         if self._check_paths is not None:
             await self._check_paths([location])
         manifest_list = self._lists.get(location)
@@ -175,23 +186,23 @@ class Manifests:
         return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keep a manifest, or the manifests that a manifest list names, from before its write until `let_go`."""
+        """Keep a manifest, or the manifests in a manifest list, while it is being written. `let_go` ends this."""
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
             self._unwritten_lists[location] = content
 
     def let_go(self, location: str) -> None:
-        """Forget a file that `hold` keeps, after it is written."""
+        """Release a file that `hold` keeps. Call this after the file has been written."""
         self._unwritten.pop(location, None)
         self._unwritten_lists.pop(location, None)
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
-        """Cache a manifest list after its write."""
+        """Cache a manifest list after it was written."""
         self._lists.put(location, manifests, object_bytes(manifests))
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
-        """Cache a manifest after its write."""
+        """Cache a manifest after it was written."""
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
 
@@ -209,19 +220,20 @@ class Manifests:
             data = await self._reading.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, data, len(data))
         if len(data) < manifest.manifest_length:
-            # An Avro file that is cut off between two blocks decodes without an error.
-            raise Corrupt(f"Manifest {location} has {len(data)} bytes; the list says {manifest.manifest_length}")
+            # An Avro file that is truncated between two blocks is decoded without an error.
+            raise Corrupt(f"Manifest {location} has {len(data)} bytes; its list states {manifest.manifest_length}")
         return data
 
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the live entries, fully decoded.
 
         Raises:
-            Corrupt: The manifest cannot be decoded; the message names it.
+            Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
-        if self._memory is not None:  # Check before the entries are made: a small file may have millions.
+        # The memory is checked before the entries are created, because a small file may have millions of entries.
+        if self._memory is not None:
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
@@ -230,7 +242,7 @@ class Manifests:
         """Return the live entries as columns that are not packed.
 
         Raises:
-            Corrupt: The manifest cannot be decoded; the message names it.
+            Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
@@ -239,10 +251,10 @@ class Manifests:
         return decoded
 
     async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """Return the entries that state that a snapshot removed a file.
+        """Return the entries with the status DELETED, which state that a snapshot has removed a file.
 
         Raises:
-            Corrupt: The manifest cannot be decoded; the message names it.
+            Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
@@ -253,10 +265,10 @@ class Manifests:
         return await _maybe_in_thread(len(data), lambda: removals_of(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """Return the live entries as columns, one block for each manifest.
+        """Return the live entries as columns, with one block for each manifest.
 
         Raises:
-            Corrupt: A manifest cannot be decoded; the message names it.
+            Corrupt: A manifest cannot be decoded. The message names it.
         """
         return await self._decode_blocks(manifests, self._memory)
 
@@ -264,11 +276,11 @@ class Manifests:
         """Decode manifests into blocks.
 
         Args:
-            memory: The memory of the change that keeps the blocks.
+            memory: Counts the memory of the change that keeps the blocks, or None.
         """
 
         async def block(manifest: ManifestFile) -> Block:
-            # Writers of one table read mostly the same manifests.
+            # The writers of a table read mostly the same manifests.
             decoded = self._blocks.get(manifest.manifest_path)
             if decoded is None:
                 data = await self.data(manifest)
@@ -276,7 +288,7 @@ class Manifests:
                 self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
             if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
                 raise Corrupt(
-                    f"Manifest {manifest.manifest_path} has another partition spec or content than its list says"
+                    f"Manifest {manifest.manifest_path} has another partition spec or content than its list states"
                 )
             if memory is not None:
                 memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
@@ -287,8 +299,9 @@ class Manifests:
     async def listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
-        """Return the manifests that may list a live file at one of the paths or, with `referenced`, a delete file
-        that refers to one of them.
+        """Return the manifests that may list a live file at one of the paths.
+
+        With `referenced`, return the manifests that may list a delete file which refers to one of the paths.
         """
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         if not len(searched):
@@ -306,7 +319,10 @@ class Manifests:
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
-        """Return the manifests that may list the paths, among the manifests whose path hashes are in memory."""
+        """Return the manifests that may list one of the paths.
+
+        Only manifests whose path hashes are in memory are searched.
+        """
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
@@ -316,7 +332,7 @@ class Manifests:
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         names = self._names.get(manifest.manifest_path)
         if names is None:
-            (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest are kept.
+            (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest stay in memory.
             names = _names(manifest, block)
             self._names.put(manifest.manifest_path, names, names.size_bytes)
         return names
@@ -329,12 +345,12 @@ class Manifests:
 
 
 def hashes_of(paths: Iterable[str]) -> Hashes:
-    """Return uint64[n], sorted."""
+    """Return the sorted hashes of the paths as uint64[n]."""
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
 def names_of(files: Sequence[ContentFile]) -> PathHashes:
-    """Return the hashes for a manifest with these live files."""
+    """Return the hashes of a manifest with these live files."""
     return PathHashes(
         hashes_of({file.file_path for file in files}),
         hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
@@ -344,14 +360,14 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
 async def _find_listing_manifests(
     candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes
 ) -> list[ManifestFile]:
-    """Return the manifests that have one of the searched hashes."""
+    """Return the manifests that have at least one of the searched hashes."""
 
     if not candidates or not len(searched):
         return []
     total = sum(len(hashes) for _, hashes in candidates)
 
     def work() -> list[ManifestFile]:
-        # Mostly no manifest has any of the hashes. One search for all of them together takes as long as a search for
+        # Usually no manifest has any of the hashes. One search for all of them together takes as long as a search for
         # one.
         together = total <= _TOGETHER_MAX and len(candidates) > 1
         if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
@@ -371,7 +387,7 @@ def _intersects(left: Hashes, other: Hashes) -> bool:
 
 
 def _has_any(values: Hashes, many: Hashes) -> bool:
-    """Return whether one of the values is in `many`, which is sorted and not empty."""
+    """Return whether one of the values is in `many`. `many` is sorted and not empty."""
     return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
 
 
@@ -390,9 +406,9 @@ def _names(manifest: ManifestFile, block: Block) -> PathHashes:
 
 
 async def run_by_count(entries: int, work: Callable[[], T]) -> T:
-    """Return the result of pure `work` on this number of entries of manifests.
+    """Return the result of `work` on a number of manifest entries. The work must be pure.
 
-    The work runs in a thread if it takes more than a few milliseconds: a change may add or remove hundreds of
+    If the work takes more than a few milliseconds, it runs in a thread, because a change may add or remove hundreds of
     thousands of files.
     """
     return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)

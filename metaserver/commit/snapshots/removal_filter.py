@@ -1,12 +1,12 @@
-"""Takes the removals of files out of past snapshots, before an undo restores the files.
+"""Removes the DELETED marks of files from past snapshots, before an undo restores these files.
 
-Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which Trino, Flink and programs expire snapshots)
-does not compare the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as
-DELETED by an expired snapshot of the branch's history. After an undo of the removal, it would delete a live file. So
-no manifest that a snapshot of the table lists may mark a file as DELETED that is in the table again. The server
-writes such manifests again without these entries, and also the manifest lists that name them. The live files of each
-snapshot stay the same, with their sequence numbers and row ids; only its manifest list has another location. The old
-files stay for present readers, until they are removed as orphan files.
+Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, with which Trino, Flink and programs expire snapshots)
+does not look at the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as DELETED
+by an expired snapshot in the history of the branch. After an undo of the removal, it would delete a live file.
+Therefore no manifest of any snapshot of the table may mark a file as DELETED that is in the table again. The server
+rewrites such manifests without these entries, and also the manifest lists that name them. The live files of each
+snapshot stay the same, with their sequence numbers and row ids. Only the location of its manifest list changes. The old
+files stay for current readers, until they are removed as orphan files.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _Identity = tuple[str, int, int | None]
 
 
 class RemovalFilter:
-    """Rewrites manifests without removals, for one commit. Later attempts reuse the files of earlier attempts."""
+    """Rewrites manifests without DELETED marks, for one commit. Later attempts reuse the files of earlier attempts."""
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
         self._made: dict[_Identity, ManifestFile | None] = {}
-        """The manifest that replaces one, which may be the same; None if nothing is left of it."""
+        """For each manifest, the manifest that replaces it. It may be the same manifest, or None if no entry is left.
+        """
         self._lists: dict[str, str] = {}
-        """By location, those of the manifest lists that replace them."""
+        """For each manifest list, the location of the list that replaces it."""
         self.written: set[str] = set()
-        """The locations of manifests and manifest lists."""
+        """The locations of the manifests and manifest lists that were written."""
 
     async def drop_removals(
         self,
@@ -51,12 +52,13 @@ class RemovalFilter:
         *,
         snapshots_max: int,
     ) -> TableMetadata:
-        """Return the metadata after the marks of removals of `paths` by `removed_by` or a later snapshot are dropped.
+        """Return the metadata of the table after the DELETED marks of some files were removed.
 
-        The paths are the same in all attempts.
+        The marks that `removed_by` or a later snapshot has set for `paths` are removed. The paths are the same in all
+        attempts.
 
         Raises:
-            BadRequest: More than `snapshots_max` snapshots must be read.
+            BadRequest: More than `snapshots_max` snapshots would have to be read.
         """
         later = [snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= removed_by.sequence_number]
         if len(later) > snapshots_max:
@@ -106,14 +108,15 @@ class RemovalFilter:
         if not entries:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
-            # A reader numbers the rows of added files from the first that has no row id, which depends on the others.
+            # A reader numbers the rows of added files without a row id one after the other. Without an entry, later row
+            # ids change.
             entries = await run_by_count(len(entries), partial(_all_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
         if not can_be_written(metadata, manifest.partition_spec_id):
             raise BadRequest(
-                f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}, of which a column was "
-                "dropped, so the manifest cannot be written again for the undo"
+                f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}. A source column of "
+                "this spec was dropped, so the manifest cannot be rewritten for the undo"
             )
         stored = await self._writer.manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
         self.written.add(stored.path)

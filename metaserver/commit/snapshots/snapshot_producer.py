@@ -1,9 +1,10 @@
 """Creates a snapshot from a change: manifests, manifest list and summary, and the table metadata that contains it.
 
-Manifests of added files are written before the commit lock is taken. They leave sequence number and first row ids to
-inheritance, so that they are valid for any parent. What depends on the parent (rewritten manifests, merged manifests,
-the manifest list) is written under the lock. The metadata changes only by updates of the REST specification, as if an
-engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row Lineage").
+Manifests of added files are written before the commit lock is taken. Their sequence numbers and first row ids are
+inherited, so these manifests are valid for any parent. Files that depend on the parent are written under the lock:
+rewritten manifests, merged manifests and the manifest list. The metadata changes only by updates of the REST
+specification, as if an engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row
+Lineage").
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ async def produce(
 ) -> ProducedSnapshot:
     """Write the snapshot on `parent`, the head of the branch in `metadata`.
 
-    `removed.manifests` are the remaining manifests of the parent. After an error of the storage, files may have been
-    written, but nothing refers to them.
+    `removed.manifests` are the remaining manifests of the parent. If the storage fails, files may have been written,
+    but nothing refers to them.
 
     Args:
-        merging: Merges small manifests; None to merge none.
+        merging: Merges small manifests, or None to keep them unmerged.
 
     Raises:
-        BadRequest: The table has not enough row ids left.
-        Corrupt: A manifest cannot be merged; the message names it.
+        BadRequest: The table has too few row ids left.
+        Corrupt: A manifest cannot be merged. The message names it.
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
@@ -123,6 +124,6 @@ async def produce(
 
 
 def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> SetSnapshotRef:
-    """Point the branch to the snapshot and keep its retention properties."""
+    """Return the update that points the branch to the snapshot and keeps the branch's retention properties."""
     ref = metadata.refs.get(branch, SnapshotRef(writer.snapshot_id, "branch"))
     return SetSnapshotRef.to_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))

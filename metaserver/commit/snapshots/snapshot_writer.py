@@ -1,4 +1,4 @@
-"""Writes the manifests and manifest lists of one commit, and records what was written so that it can be removed."""
+"""Writes the manifests and manifest lists of one commit, and records the written files so that they can be removed."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from seamark.metaserver.runtime.gathering import gather
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
 _DEFERRED_BYTES_MAX = 4 << 20
-"""The maximum size of the files of a snapshot that wait for their write at the same time. It bounds their memory:
-further files are written before the caller continues.
+"""The maximum size of a snapshot's files that wait for their writes at the same time, which bounds their memory.
+
+Further files are written before the caller continues.
 """
 _SAMPLE_ENTRIES = 250
 """The number of entries that are written first, to estimate how many entries fit a manifest."""
 ENTRIES_MAX = 50_000
-"""The maximum number of entries of a manifest, however small they are."""
+"""The maximum number of entries of a manifest, even if the entries are small."""
 _IN_THREAD_ENTRIES = 50
 
 
 class StoredManifest(NamedTuple):
-    """A manifest that is stored at `path` and that no manifest list refers to yet."""
+    """A manifest that is stored at `path`. No manifest list refers to it yet."""
 
     path: str
     manifest: WrittenManifest
@@ -62,7 +63,7 @@ class FileCreator(Protocol):
 
 
 class HeldFiles:
-    """Keeps files in memory, in their order, until the commit that names them writes them."""
+    """Keeps files in memory, in their order, until the commit that refers to them writes them."""
 
     def __init__(self) -> None:
         self.files: list[tuple[str, bytes]] = []
@@ -74,10 +75,10 @@ class HeldFiles:
 class SnapshotWriter:
     """Writes the manifests of one snapshot.
 
-    `written` are the locations of all files, used or not.
-
-    `is_deferred`: small files are written while the caller goes on, so that the files of a commit wait for the disk
-    together and not one after the other. Nothing may refer to them before `settle`.
+    Attributes:
+        written: The locations of all files, used or not.
+        is_deferred: Whether small files are written while the caller continues. The files of a commit then wait for the
+            disk together, and not one after the other. Nothing may refer to them before `settle`.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class SnapshotWriter:
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> list[StoredManifest]:
-        """Write the entries to manifests of approximately the table's target size."""
+        """Write the entries to manifests of approximately the target size of the table."""
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
@@ -141,10 +142,10 @@ class SnapshotWriter:
         *,
         of: int | None = None,
     ) -> str:
-        """Write the manifest list and return its location.
+        """Write the manifest list, and return its location.
 
         Args:
-            of: The past snapshot that the list belongs to; None for the new snapshot.
+            of: The past snapshot to which the list belongs, or None for the new snapshot.
         """
         self._number += 1
         snapshot_id = self.snapshot_id if of is None else of
@@ -169,7 +170,7 @@ class SnapshotWriter:
                 raise outcome
 
     async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
-        # Record the file before the write: a write with an unknown outcome may have created it.
+        # The file is recorded before the write, because a write with an unknown outcome may have created it.
         self.written.append(location)
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
@@ -177,7 +178,7 @@ class SnapshotWriter:
         self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))
-        # The request may be cancelled before `settle`, and asyncio warns about exceptions that are never retrieved.
+        # The request may be cancelled before `settle`. asyncio warns about exceptions that are never retrieved.
         write.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writes.append(write)
 
@@ -195,11 +196,12 @@ async def open_writer(
     """Return a writer for a new snapshot of the table with this UUID.
 
     Raises:
-        Forbidden: The table's folder of metadata belongs to another table.
+        Forbidden: The table's metadata folder belongs to another table.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
     context.warehouse.check(folder, "The folder of the table's metadata")
-    await check_own(context, uuid, folder)  # Check before the first write, because a writer may overwrite metadata.
+    # The location is checked before the first write, because a writer may overwrite the metadata.
+    await check_own(context, uuid, folder)
     snapshot_id = int.from_bytes(context.clock.random_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
@@ -209,7 +211,7 @@ def target_size(metadata: TableMetadata) -> int:
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-    """Write the manifests of the added files: different manifests for each spec and content.
+    """Write the manifests of the added files. Each partition spec and content gets its own manifests.
 
     No manifest list refers to them yet.
     """

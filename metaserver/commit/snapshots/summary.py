@@ -1,8 +1,8 @@
 """The summary of a snapshot (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
 
-The rules are those of Java's `SnapshotSummary`: zero counts are omitted, and totals are the parent's totals plus what
-this snapshot adds minus what it removes. If the parent lacks a total or the result is invalid, the total is omitted: a
-wrong total would be carried on by every later snapshot.
+The rules are those of Java's `SnapshotSummary`. Zero counts are omitted. A total is the parent's total plus the count
+that this snapshot adds, minus the count that it removes. If the parent lacks a total or the result is invalid, the
+total is omitted, because every later snapshot would repeat a wrong total.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def summary_of(
     """Return the summary of a snapshot.
 
     Args:
-        parent: The summary of the parent snapshot. None if there is no parent.
+        parent: The summary of the parent snapshot, or None if there is no parent.
         properties: The properties that the client states.
     """
     summary = {"operation": operation, **properties}

@@ -1,8 +1,8 @@
 """Blocks of objects in memory and on disk: aligned pieces of equal size, named by the content of the object.
 
-Memory admits blocks by frequency (`cache/admission.py`). The disk has two folders: one for blocks of pinned objects,
-and one with the same admission for all other blocks. A block from the disk is read completely, and its checksum is
-verified with each read: a damaged block is a miss.
+The memory tier admits blocks by frequency (`cache/admission.py`). The disk has two folders: one for blocks of
+pinned objects, and one with the same admission for all other blocks. A block from the disk is read completely, and
+its checksum is verified with each read. A damaged block is a miss.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
 _WRITES_MAX = 16
-"""The maximum number of blocks that are written to the disk in one step."""
+"""The maximum number of blocks that are written to the disk in one batch."""
 _NEVER_MAPPED = 1 << 62
 """Blocks are read, not mapped. Otherwise the server could return bytes that another program changed after the check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a cached block. `holder` is the principal whose share the block uses."""
+    """The owner of a cached block. `holder` is the principal whose share of the cache the block uses."""
 
     holder: str
     pinned: bool
@@ -55,8 +55,8 @@ def open_tier(
 class ObjectBlocks:
     """The cached blocks, in memory and on disk.
 
-    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk: a write never delays a
-    read.
+    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk. They are separate, so
+    that a write never delays a read.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class ObjectBlocks:
     def get_without_waiting(
         self, name: str, number: int, owner: Owner, *, counted: bool
     ) -> tuple[memoryview, str] | None:
-        """Return (the block, "memory" or "disk") if the block is available without waiting.
+        """Return (the block, "memory" or "disk") if the block is available without waiting, otherwise None.
 
-        If None is returned, the call does not count as a request.
+        If the result is None, the call does not count as a request.
         """
         key = _key(name, number)
         if key in self._memory:
@@ -115,7 +115,7 @@ class ObjectBlocks:
         for tier in self._tiers:
             block = tier.get_resident(key)
             if block is not None:
-                # This call only counts the request, for admission.
+                # Call this only to count the request, for admission.
                 self._memory.get(key, counted=counted)
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, "disk"
@@ -124,9 +124,9 @@ class ObjectBlocks:
     async def from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
         """Return (the first of the blocks, 0) if it is on the disk.
 
-        Otherwise return None, and how many blocks at the beginning of `numbers` are not on the disk.
+        Otherwise return (None, the number of blocks at the beginning of `numbers` that are not on the disk).
         """
-        # No thread is used: a stat of a local file takes a few microseconds, and a thread switch 60 or more.
+        # No thread is used. A stat of a local file takes a few microseconds, and a thread switch takes 60 or more.
         for absent, number in enumerate(numbers):
             key = _key(name, number)
             tiers = [tier for tier in self._tiers if tier.may_have(key)]
@@ -144,11 +144,11 @@ class ObjectBlocks:
         self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        """Write the block to the disk together with other waiting blocks. Drop it if too many bytes are waiting."""
+        """Write the block to the disk together with other waiting blocks. If too many bytes are waiting, drop it."""
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return
-        # Pinned blocks have a higher limit, so that blocks of a scan do not displace them.
+        # Pinned blocks have a higher limit of waiting bytes, so that blocks of a scan do not displace them.
         if self.pending_bytes + len(block) > self._pending_bytes_max * (1 + owner.pinned):
             self.dropped += 1
             return

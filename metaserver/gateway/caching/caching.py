@@ -1,9 +1,10 @@
 """Answers reads of immutable objects from the cache, and passes all other requests on to the store.
 
-A read is answered here only if the object's name shows that it is written once (`written_once.py`), and if the request
-has only a range and conditions. All other requests go to the store: listings, versions, reads with the client's own
-encryption keys, and reads that the store refuses, so that clients see the store's errors. A write changes the version
-of each object that it touches, before and after the write (`write_versions.py`).
+A read is answered from the cache only if the object's name shows that it is written once (`written_once.py`), and
+if the request has only a range and conditions. All other requests go to the store: listings, versions, and reads
+with the client's own encryption keys. Reads that the store refuses also go to the store, so that clients see the
+store's errors. A write changes the version of each object that it touches, before and after the write
+(`write_versions.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ _SEQUENCES_MAX = 4096
 _log = structlog.get_logger("seamark.gateway")
 _READ_AHEAD_MIN_BYTES = 1 << 20
 _BYTES_PER_TURN = 4 << 20
-"""The bytes of one answer that are sent before the event loop handles other requests: about a millisecond."""
+"""The bytes of one answer that are sent before the event loop handles other requests.
+
+This takes about a millisecond.
+"""
 
 
 class CachingBackend:
@@ -79,7 +83,7 @@ class CachingBackend:
 
     @property
     def served_bytes(self) -> Mapping[str, int]:
-        """The bytes by source: memory, disk, fetch, direct."""
+        """The bytes that were sent, by source: memory, disk, fetch, direct."""
         return self._reader.served_bytes
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
@@ -131,9 +135,12 @@ class CachingBackend:
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
         """Send the part of the answer that is available without waiting for the store, the disk, or the client.
 
-        Return None and send nothing if there is no trusted record, if the first block is not available, or if the
-        read has conditions. `transport` has no unsent bytes and no own buffer: bytes that the kernel does
-        not accept stay in the transport.
+        `transport` has no unsent bytes and no own buffer: bytes that the kernel does not accept stay in the
+        transport.
+
+        Returns:
+            None if nothing was sent: there is no trusted record, the first block is not available, or the read has
+                conditions.
         """
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
@@ -180,10 +187,9 @@ class CachingBackend:
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
-        """Return (the bytes from `start` on that may be sent now, the memory that they use until the client has taken
-        them).
+        """Return (bytes from `start` that may be sent now, memory that they use until the client has them).
 
-        There are no bytes if the next block is not available without waiting.
+        If the next block is not available without waiting, there are no bytes.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
@@ -291,7 +297,7 @@ class CachingBackend:
             return None
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
-            # The answer may be that of another read, which began before a write that has ended since.
+            # The task may belong to an earlier read, which began before a write that has ended since.
             if self._records.version(location) == record.version:
                 return record
         return None
@@ -321,7 +327,7 @@ class CachingBackend:
                     record = to_record(answer) if answer.status == 200 else None
             except RetryLater:
                 if cached_record is not None and cached_record.version == version:
-                    return cached_record  # The store does not answer; the object is immutable.
+                    return cached_record  # The store does not answer, but the object is immutable.
                 raise
         if record is None:
             if cached_record is not None:
@@ -334,13 +340,13 @@ class CachingBackend:
         return record
 
     def _opening_span(self, wanted: str | None) -> tuple[str, int]:
-        """Return (Range header, its maximum length) for a first read.
+        """Return (Range header, its maximum length) for the first read of an object.
 
         The range has whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         matched = _RANGE.fullmatch(wanted or "bytes=0-")
-        assert matched is not None, wanted  # `_is_plain` has checked it
+        assert matched is not None, wanted  # `_is_plain` has checked the header.
         if matched[3]:
             length = min(int(matched[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
@@ -390,14 +396,14 @@ class CachingBackend:
         return response
 
     def _continues(self, record: ObjectRecord, start: int) -> bool:
-        """Return whether a read continues the previous read within a block."""
+        """Return whether a read starts where the previous read of the object ended, within a block."""
         before = self._sequences.get(record.location)
         return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
 
     def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Record a read, and read ahead if it continues the previous read.
 
-        The part that is read ahead doubles each time. The next part is read when half of the previous part was
+        The part that is read ahead doubles each time. The next part is read when half of the previous part has been
         requested.
         """
         ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
@@ -415,7 +421,10 @@ class CachingBackend:
 
 
 def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
-    """Return aiohttp's response with the part (start, length), or the whole object. It is not prepared yet."""
+    """Return aiohttp's response with the part (start, length), or with the whole object.
+
+    The response is not prepared yet.
+    """
     start, length = part or (0, record.size)
     headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
     response = PromptResponse(status=206 if part else 200, headers=headers)
@@ -444,7 +453,7 @@ def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
 async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
     """Send the pieces after the first bytes.
 
-    The function returns when the client has taken all of them.
+    The function returns when the client has received all pieces.
 
     Raises:
         BrokenAnswer: A piece cannot be read.
@@ -456,7 +465,7 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
         async for piece in pieces:
             turn += len(piece)
             await writer.write(piece)
-            await writer.drain()  # `write` waits for the client only after 64 KiB
+            await writer.drain()  # `write` waits for the client only after 64 KiB.
             # If the client is fast, `write` never yields to other tasks.
             if turn >= _BYTES_PER_TURN:
                 turn = 0
@@ -533,6 +542,6 @@ def _list_written(call: S3Call) -> list[str]:
     keys = [key]
     if not key:
         keys = []
-        with contextlib.suppress(Exception):  # The body was checked; a refused body changes nothing.
+        with contextlib.suppress(Exception):  # The body was checked already. A refused body changes nothing.
             keys = parse_delete_body((call.document or b"").decode())
     return [f"s3://{bucket}/{one}" for one in keys if kind_of(one) is not None]

@@ -1,8 +1,8 @@
 """Fetches: each reads consecutive blocks of an object with one request to the store, for all readers that need them.
 
-Readers take bytes from a fetch while they arrive. The blocks of a fetch are in memory until all its readers have passed
-and the disk has the blocks. All fetches together have a budget of bytes, and a principal may use a share of it. If the
-budget is used up, no fetch starts, and the caller passes the store's answer on in pieces.
+Readers take bytes from a fetch while they arrive. The blocks of a fetch are in memory until all readers of the fetch
+have passed and the disk has the blocks. All fetches together have a budget of bytes, and a principal may use a share of
+it. If the budget is exhausted, no fetch starts, and the caller passes the store's answer on in pieces.
 
 The blocks are normally written to the disk after the readers have passed, because the disk threads share the
 interpreter with the event loop. If much of the budget is used, they are written earlier.
@@ -22,7 +22,7 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord, content_ran
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
 _UNUSED_S = 0.2
-"""The time for which a finished fetch without a reader keeps its blocks."""
+"""The time for which a finished fetch keeps its blocks if it has no reader."""
 
 
 class ChangedObject(Exception):
@@ -105,7 +105,7 @@ class Fetch:
     async def until(self, offset: int) -> None:
         """Wait until a byte beyond `offset` has arrived.
 
-        If the fetch ends before, raise its error.
+        If the fetch ends before that, raise its error.
         """
         while self.arrived <= offset:
             if self.done:
@@ -176,13 +176,13 @@ class Fetches:
     def blocks_max(self) -> int:
         """Return the maximum number of blocks of one fetch.
 
-        The number is smaller when much of the budget is used, so that many readers have a part of it.
+        The number is smaller when much of the budget is used, so that many readers get a part of the budget.
         """
         free = self._budget.limit - self._budget.taken
         return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
-        """Start to read the blocks; return None if the budget is used up."""
+        """Start to read the blocks. Return None if the budget is exhausted."""
         fetch = Fetch(record, first, last, self._memory, owner)
         if not self._take(fetch.size_bytes, owner):
             return None
@@ -210,7 +210,10 @@ class Fetches:
         """Read a part of an object that has no record yet.
 
         `span` is the value of the Range header. The record is returned as soon as the answer begins, while its blocks
-        arrive. None if the budget is used up.
+        arrive.
+
+        Returns:
+            None if the budget is exhausted, or if the answer gives no record.
 
         Raises:
             RefusedRead: The store refuses the read.
@@ -257,7 +260,7 @@ class Fetches:
         except Exception as error:  # noqa: BLE001  all that wait for the record get it
             if not opened.done():
                 opened.set_exception(error)
-                # Mark the error as retrieved, because there may be no more waiters.
+                # Mark the error as retrieved, because there may be no waiters.
                 opened.exception()
         finally:
             if charged:
@@ -312,7 +315,7 @@ class Fetches:
             if fetch.was_held:
                 self._write(fetch)
             if fetch.error is not None:
-                # A later reader then starts another fetch.
+                # A later reader starts another fetch then.
                 self._unregister(fetch)
             if fetch.was_held:
                 self._retire(fetch)
@@ -361,7 +364,7 @@ class Fetches:
     def check_invariants(self) -> None:
         """Check that no ended fetch is charged or listed.
 
-        For tests; call it when no fetch is running.
+        The method is for tests, and must be called when no fetch is running.
         """
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"

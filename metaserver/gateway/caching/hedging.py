@@ -21,7 +21,7 @@ _INITIAL_WAIT_S = 1.0
 """The time that a read waits before the latencies of the store are known."""
 _WAIT_MIN_S, _WAIT_MAX_S = 0.01, 5.0
 _SAVED_REQUESTS_MAX = 10.0
-"""The maximum number of second requests that are saved up while they are not needed."""
+"""The maximum number of unused second requests that can be saved for later."""
 
 
 class _Attempt:
@@ -98,7 +98,8 @@ class HedgedStore:
             for attempt in attempts:
                 await attempt.close()
             raise
-        # The time is added even if the second request was faster, because the first would have taken longer.
+        # The waiting time is recorded even if the second request was faster, because the first would have taken
+        # longer.
         self._wait.add(self._clock.monotonic() - began_s)
         for attempt in attempts:
             if attempt is not used:
@@ -115,7 +116,10 @@ class HedgedStore:
 
 
 async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
-    """Return the attempt whose answer began first and is not an error of the store; the first attempt if all failed."""
+    """Return the attempt whose answer began first and is not an error of the store.
+
+    If all attempts failed, return the first attempt.
+    """
     waiting = {one.opening for one in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

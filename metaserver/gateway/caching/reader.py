@@ -27,14 +27,14 @@ from seamark.metaserver.gateway.caching.store import Store
 _ATTEMPTS = 3
 """The number of attempts to get the next byte from the store. Each byte that arrives resets the count."""
 _PAUSE_S = 0.1
-"""The pause before the second attempt. The pause before the third is twice as long."""
+"""The pause before the second attempt. The pause before the third attempt is twice as long."""
 
 
 class RangeReader:
     """Reads ranges of objects through the cache.
 
-    An instance belongs to one event loop. `served_bytes` counts by source: memory, disk, fetch, or direct without the
-    cache.
+    An instance belongs to one event loop. `served_bytes` counts the bytes by source: memory, disk, fetch, or direct
+    (without the cache).
     """
 
     def __init__(self, store: Store, blocks: ObjectBlocks, fetches: Fetches) -> None:
@@ -56,11 +56,17 @@ class RangeReader:
     ) -> AsyncGenerator[memoryview]:
         """Yield the bytes from `start` to `end`, which is at most the object's size.
 
-        ChangedObject, RefusedRead or RetryLater may be raised at any piece. If `counted` is False, the first block does
-        not count as requested. `unsent` counts the memory that is kept while the caller sends a piece.
-
         Args:
+            record: The record of the object.
+            start: The first byte.
+            end: The byte after the last byte.
+            owner: The owner of the blocks that are cached.
+            unsent: Counts the memory that is kept while the caller sends a piece.
+            counted: Whether the first block counts as requested.
             started: Whether the client has received bytes of the answer.
+
+        Raises:
+            ChangedObject, RefusedRead, RetryLater: The store cannot give a piece. Any piece may raise the error.
         """
         block_bytes, tries = self._blocks.block_bytes, _ReadAttempts(started)
         while start < end:
@@ -111,9 +117,9 @@ class RangeReader:
     def read_at_once(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
     ) -> list[memoryview]:
-        """Return the first bytes from `start` to `end` that are available without waiting.
+        """Return the bytes from `start` up to `end` that are available without waiting.
 
-        Empty if the first block is not available. See `read` for `counted`.
+        The result is empty if the first block is not available. `counted` has the same meaning as in `read`.
         """
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
@@ -131,7 +137,7 @@ class RangeReader:
     def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Start to read blocks before a client requests them, if much of the budget is free.
 
-        The check of the disk is not exact, because reading ahead only saves time.
+        The check of the disk is not exact. This suffices, because reading ahead only saves time.
         """
         if start < end and not self._fetches.is_half_used:
             first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
@@ -140,7 +146,10 @@ class RangeReader:
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
     ) -> tuple[memoryview | None, Fetch | None]:
-        """Return the block from the disk, or otherwise the fetch that reads it; both None if the budget is used up."""
+        """Return (the block from the disk, the fetch that reads it). One of them is None.
+
+        Both are None if the budget is exhausted.
+        """
         last = min(last, number + self._fetches.blocks_max() - 1)
         block, absent = await self._blocks.from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
@@ -192,11 +201,12 @@ class RangeReader:
 
         If an answer of the store ends early, the missing bytes are read from the same object (If-Match).
 
-        If answers may keep little memory, a short part is read completely, and the request to the store ends before the
-        caller receives the part. So a slow client keeps neither a connection to the store nor its buffers.
+        If answers may keep little memory, a short part is read completely, and the request to the store ends before
+        the caller receives the part. So a slow client keeps neither a connection to the store nor the buffers of the
+        connection.
 
         Args:
-            started: See `read`.
+            started: Whether the client has received bytes of the answer.
         """
         tries = _ReadAttempts(started)
         while start < end:
@@ -235,7 +245,7 @@ class RangeReader:
         async with self._store.request("GET", bucket, key, headers) as answer:
             check_part(answer, record, start, end)
             async for data in answer.pieces:
-                piece = memoryview(data)[: end - start]  # The store may send more than it announced.
+                piece = memoryview(data)[: end - start]  # The store may send more bytes than it announced.
                 self.served_bytes["direct"] += len(piece)
                 start += len(piece)
                 yield piece
@@ -244,7 +254,10 @@ class RangeReader:
 
 
 def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
-    """Return (the whole block, or a copy of the part if `offer` is smaller; the memory that it keeps)."""
+    """Return (part of the block, memory that it keeps).
+
+    The part is a view of the block, which keeps the whole block. If `offer` is smaller than the block, it is a copy.
+    """
     if offer < len(block):
         return memoryview(bytes(block[start:end])), end - start
     return block[start:end], len(block)
@@ -253,8 +266,8 @@ def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memo
 class _ReadAttempts:
     """Counts the failed reads from the store for one answer.
 
-    `started` is whether the client has received bytes. Then only a repeated read can complete the answer; before, the
-    client may receive the store's refusal.
+    `started` states whether the client has received bytes. If it has, only a repeated read can complete the answer.
+    Before that, the client may receive the store's refusal.
     """
 
     def __init__(self, started: bool) -> None:
@@ -265,7 +278,7 @@ class _ReadAttempts:
         self.started, self._failed = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
-        """Wait before the next try, or raise the error if no try is left."""
+        """Wait before the next attempt, or raise the error if no attempt is left."""
         self._failed += 1
         if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error

@@ -1,8 +1,8 @@
 """Records of objects: the ETag, size and headers of an object, and the time until which they may be used unchecked.
 
 A record is trusted for `recheck_s`, as long as no worker of this machine writes the object (`write_versions.py`).
-Afterwards it is read from the store again. So if an object is replaced without the gateway, this is noticed within that
-time, although cached objects should never be replaced.
+Afterwards, the record is read from the store again. So if another program replaces an object, the gateway notices it
+within that time. Cached objects should never be replaced anyway.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
 
 
 def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last, size) from an answer with status 206."""
+    """Return (first byte, byte after the last byte, size of the object) from an answer with status 206."""
     return read_content_range(answer.headers.get("content-range", ""))
 
 
 def read_content_range(text: str) -> tuple[int, int, int] | None:
-    """Return the result of `content_range` for the value of the header."""
+    """Return (first byte, byte after the last byte, size of the object) from the value of a Content-Range header."""
     matched = _CONTENT_RANGE.fullmatch(text)
     return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
 
@@ -99,10 +99,11 @@ def has_same_content(record: ObjectRecord, headers: Mapping[str, str]) -> bool:
 
 
 class Records:
-    """Records in memory, and on disk for the time after a restart.
+    """Records in memory, and on disk so that they survive a restart.
 
-    An instance belongs to one event loop. `holder_bytes` is the memory limit of one principal. Without it, a principal
-    that reads many objects would cost all others a request to the store for each of their cached objects.
+    An instance belongs to one event loop. `holder_bytes` is the memory limit of one principal. Without this limit, a
+    principal that reads many objects would evict the records of others, which would then cost a request to the store
+    each.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Records:
         """Write the record to the disk.
 
         Args:
-            holder: See `Owner.tag`.
+            holder: The name of the holder (`Owner.tag`).
         """
         if self._disk is not None:
             data, key = msgspec.msgpack.encode(record), _key(record.location)

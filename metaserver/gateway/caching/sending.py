@@ -1,9 +1,9 @@
-"""The memory of answers that clients have not taken yet, for one worker.
+"""The memory of answers that clients have not received yet, for one worker.
 
 An answer that waits for its client keeps bytes in memory: bytes that the connection has but the kernel did not accept,
 and bytes that the store has sent. All of them have one budget, and a principal may use a share of it. The rule: an
-answer gets at most an eighth of the free budget, and always `STEP_MIN_BYTES`, so that no client waits for another. So
-10,000 slow clients use the budget and `STEP_MIN_BYTES` each, for reads of any length.
+answer gets at most an eighth of the free budget, and always `STEP_MIN_BYTES`, so that no client waits for another
+client. So 10,000 slow clients use at most the budget and `STEP_MIN_BYTES` each, for reads of any length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SendBudget:
         self._held: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
-        """Return how many bytes an answer to `holder` may keep next. The bytes are not charged yet."""
+        """Return the number of bytes that an answer to `holder` may keep next. The bytes are not charged yet."""
         free = self._limit_bytes - self.taken_bytes
         if self._held:
             free = min(free, self._share_bytes - self._held.get(holder, 0))
@@ -51,7 +51,7 @@ class SendBudget:
 
 
 class AnswerBudget:
-    """The part of the budget that an answer uses."""
+    """The part of the budget that one answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 

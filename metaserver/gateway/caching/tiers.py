@@ -26,13 +26,13 @@ from seamark.metaserver.settings.settings import Settings
 READER_THREADS = 4
 _WRITER_NICE = 10
 _RECORDS_SHARE = 16
-"""Records of objects use a sixteenth of the memory budget."""
+"""The divisor of the memory budget for records of objects, which use a sixteenth of it."""
 _RECORDS_MIN_BYTES = 256 << 10
-"""The minimum memory for records, even without a memory budget: without a record, a block on the disk costs two
-reads.
+"""The minimum memory for records. It applies even if there is no memory budget: without a record, a block on the
+disk costs two reads.
 """
 _PENDING_SHARE = 4
-"""A quarter of the fetch budget may wait to be written to the disk; half, including pinned blocks."""
+"""The divisor of the fetch budget for blocks that wait for the disk: a quarter, or half for pinned blocks."""
 _SKETCH_KEYS_MIN = 1024
 
 
@@ -115,7 +115,7 @@ class CacheTiers:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread on Linux: on a busy machine, cache writes must not delay answers."""
+    """Lower the priority of this thread on Linux, because on a busy machine, cache writes must not delay answers."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICE)
 

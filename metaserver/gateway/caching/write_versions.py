@@ -1,11 +1,13 @@
-"""Versions of objects, shared by the workers of a machine: all workers see a write through any of them at once.
+"""Versions of objects, shared by the workers of a machine.
+
+When one worker writes an object, all workers see this at once.
 
 The rule: a worker changes the version of an object before it passes a write on, and again after the store has answered.
-A cached record has the version that was read before the request to the store. It is trusted only while the version
-stays the same. So data that a worker reads during another worker's write are not trusted after the write.
+A cached record contains the version that was read before the request to the store. The record is trusted only while the
+version stays the same. So data that a worker reads during another worker's write are not trusted after the write.
 
-The versions are random numbers in a file that all workers map. Several objects share a version, so a write to one of
-them costs the others a request to the store.
+The versions are random numbers in a file that all workers map. Several objects share a version. So after a write to one
+of them, each of the others costs a request to the store.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ def _slot(location: str) -> int:
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """Create the file with random versions, because records of an earlier file must not be trusted.
+    """Create the file with random versions, because records from the time of an earlier file must not be trusted.
 
-    If several workers try, one of them creates it.
+    If several workers try this at the same time, one of them creates the file.
     """
     with path.with_name(path.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Decides by an object's name whether it is immutable, and whether it is metadata. No input or output.
+"""Decides by an object's name whether it is immutable, and whether it is metadata. The module does no I/O.
 
 Iceberg never changes a file after it was written, and all known writers put a UUID into the name of each file: data
 files, delete files, manifests, manifest lists, metadata and index files. So an object is written once if its key has a

@@ -1,15 +1,15 @@
 """The columnar block: the live entries of one manifest as packed columns, in one buffer.
 
-A block contains only what its manifest states. Inherited sequence numbers and row ids are missing,
-because the manifest list defines them. So a block depends on its manifest alone and is valid for every
-snapshot that lists it. A bound that is unreadable, not UTF-8, or inconsistent with the other bound is
-omitted: a missing bound prunes nothing.
+A block contains only the data of its manifest. Inherited sequence numbers and row ids are missing, because
+the manifest list defines them. So a block depends on its manifest alone and is valid for every snapshot that
+lists the manifest. A bound that is unreadable, not UTF-8, or inconsistent with the other bound is omitted: a
+missing bound prunes nothing.
 
-Memory, little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16,
-the directory (MessagePack), zeros up to a multiple of 64, then the arrays; the directory's offsets start
-there.
+The memory is little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16,
+the directory (MessagePack), zeros up to a multiple of 64, then the arrays. The offsets in the directory count
+from the start of the arrays.
 
-The memory may be a mapped file, of which only touched pages are resident. To touch few pages, opening
+The memory may be a mapped file, of which only touched pages are resident. To touch few pages, opening a block
 verifies only the directory. The arrays of a column are verified when they are first used: each access
 begins with `verify`.
 """
@@ -67,20 +67,23 @@ class Derived:
         return value
 
     def keep(self, value: K) -> K:
-        """Return the stored value, which may be from another thread."""
+        """Store the value, and return it.
+
+        If another thread has stored a value of this type before, return that value.
+        """
         stored_value: K = self._values.setdefault(type(value), value)
         return stored_value
 
     @property
     def size_bytes(self) -> int:
-        """The current memory. Values may grow."""
+        """The current memory of the values. Values may grow."""
         return sum([value.size_bytes for value in list(self._values.values())])
 
 
 class BlockMemory:
-    """The memory of a block and of the values derived from it.
+    """The memory of a block and of the values derived from the block.
 
-    It outlives the block, so that the caller that has counted the memory can subtract the same amount.
+    This object outlives the block, so that the caller that has counted the memory can subtract the same amount.
     """
 
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
@@ -90,7 +93,7 @@ class BlockMemory:
 
         Args:
             size_bytes: The size of the whole memory.
-            head_bytes: The size of its first part, which is always used.
+            head_bytes: The size of the first part of the memory, which is always used.
         """
         self.size_bytes = size_bytes
         self._head_bytes = head_bytes
@@ -122,7 +125,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """From now on, count only the used memory, because the memory, of `whole_bytes`, is a mapped file."""
+        """Count only the used memory from now on, because the memory is a mapped file of `whole_bytes`."""
         with _charging:
             if self._is_mapped:
                 return
@@ -136,7 +139,7 @@ HEAD = struct.Struct("<4sII4x")
 _DIRECTORY_FACTOR, _BLOCK_BYTES = 8, 600
 """Memory of a decoded directory for each of its bytes, and of a block's other objects (measured)."""
 VERSION = 4
-"""The version of the layout and the content.
+"""The version of the layout and the content of blocks.
 
 It is part of every key, so that a block of another version is never read.
 """
@@ -147,7 +150,7 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One column with statistics.
 
-    The last four fields state for how many rows a property is true: 0 none, 1 all, 2 some.
+    The last four fields state for how many rows a property is true: 0 for no row, 1 for all rows, 2 for some rows.
     """
 
     column_id: int
@@ -166,7 +169,7 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     field_id: int
     kind: str
     values: Packed | None
-    """The values; None if every row is null."""
+    """The values of the partition field; None if the value of every row is null."""
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -192,7 +195,8 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Block:
     """The block of a manifest.
 
-    Immutable except for `derived`, which has values that other modules compute from the block; `keep` adds to it.
+    The block is immutable except for `derived`, which contains values that other modules compute from the block.
+    `keep` stores such values.
     """
 
     __slots__ = (
@@ -242,13 +246,13 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """The memory, including derived values. Of a mapped file, only the used part counts."""
+        """The memory, including derived values. If it is a mapped file, only the used part counts."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
         """Store a derived value of constant size as long as the block exists.
 
-        The first value of each type is kept.
+        If a value of the same type is stored already, the method returns the stored value.
         """
         stored_value = self.derived.keep(value)
         if stored_value is value:
@@ -265,7 +269,7 @@ class Block:
 
     @property
     def content(self) -> int:
-        """The content: 0 for data files, 1 for delete files."""
+        """The content of the files that the manifest lists: 0 for data files, 1 for delete files."""
         return self._directory.content
 
     @property
@@ -279,12 +283,12 @@ class Block:
 
     @property
     def may_have_dots(self) -> bool:
-        """Whether a file path may contain two consecutive dots. False is certain."""
+        """Whether a file path may contain two consecutive dots. If it is False, no path does."""
         return self._directory.may_have_dots
 
     @property
     def has_unusable_bounds(self) -> bool:
-        """Whether the manifest has bounds that the block omits, and with which other readers may fail."""
+        """Whether the manifest has bounds that the block omits. Other readers may fail with such bounds."""
         return self._directory.has_unusable_bounds
 
     @property
@@ -293,12 +297,12 @@ class Block:
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
-        """Compare a column's arrays with their checksum, unless this was done before.
+        """Compare a column's arrays with their checksum, unless they have been compared before.
 
-        It must be called before each read.
+        This method must be called before each read.
 
         Raises:
-            CacheDamaged: A mapped file was damaged. It is not used again.
+            CacheDamaged: A mapped file is damaged. The file is not used again.
         """
         if packed.start in self.memory.verified or not packed.size:
             return
@@ -330,7 +334,7 @@ class Block:
         return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """From now on, count only the used memory of the block, because it is a mapped file."""
+        """Count only the used memory of the block from now on, because the block is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -340,7 +344,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def get_packed_longs(self, name: str) -> Packed | None:
-        """Return the packed form of `long_column`, without accessing the values."""
+        """Return the packed form of `long_column`. The method does not access the values."""
         return self._directory.longs.get(name)
 
     def get_packed_texts(self, name: str) -> Packed | None:
@@ -351,7 +355,7 @@ class Block:
         return self._column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
-        """Return int64[rows], a field such as status, snapshot_id or sequence_number; MISSING for null."""
+        """Return int64[rows], the values of a field such as status or sequence_number; MISSING for null."""
         column = self.long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -388,7 +392,7 @@ class Block:
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def list_columns(self, name: str) -> tuple[PackedColumn, PackedColumn] | None:
-        """Return the packed columns (sizes, one per row; concatenated values) of split_offsets or equality_ids.
+        """Return split_offsets or equality_ids as packed columns: (size of each row's list, all values in sequence).
 
         None if no row has a value.
         """
@@ -404,7 +408,10 @@ class Block:
         )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
-        """Return (type, packed values or None if all are null); None if the block's spec lacks the field."""
+        """Return (type, packed values) of a partition field; None if the block's spec lacks the field.
+
+        The values are None if all of them are null.
+        """
         for entry in self._directory.partition:
             if entry.field_id == field_id:
                 return entry.kind, entry.values
@@ -419,7 +426,10 @@ class Block:
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """Return int64[rows], value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
+        """Return int64[rows], the counts of a column with this name; MISSING if a row has no count.
+
+        The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
+        """
         column = self.count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -429,7 +439,7 @@ class Block:
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def get_bound_column(self, side: str, column_id: int) -> PackedColumn | None:
-        """Return the bounds of a column; None if there are none.
+        """Return the lower or upper bounds of a column; None if no row has such a bound.
 
         Args:
             side: "lower" or "upper".

@@ -2,8 +2,8 @@
 
 `live_bytes` is the memory of all live blocks of this process, including derived values. This module does
 not reference blocks. Views reference them (`metaserver/planner`), and a block is freed with the last view
-of a snapshot that lists its manifest. So the count is the real memory, and the owner of the views can
-keep it within the budget.
+of a snapshot that lists its manifest. So `live_bytes` is the memory that is really in use, and the owner of the
+views can limit it to the budget.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seamark.metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 
 _OPENED_TOGETHER_MIN = 8
-"""At least this many blocks on the disk are opened together."""
+"""The minimum number of blocks on the disk that are opened in one batch."""
 
 
 class Blocks:
@@ -96,7 +96,7 @@ class Blocks:
         """Remove damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
             key, reference = self._damaged.popleft()
-            # No other block has replaced the damaged block.
+            # The key still belongs to the damaged block: no other block has replaced it.
             if self._alive.get(key) in (None, reference()):
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
@@ -151,7 +151,7 @@ class Blocks:
                     tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
             return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            # If several files are damaged, the first error is raised.
+            # If several files are damaged, only the first error is raised.
             raise errors.exceptions[0] from None
         finally:
             # The error's traceback references this frame, and a task references the error. This cycle would keep other
@@ -167,7 +167,7 @@ class Blocks:
         """Count the memory of a block that was opened.
 
         Returns:
-            The block of the same key that is in use already, if there is one; otherwise this block.
+            The block with the same key that is in use already, if there is such a block; otherwise this block.
         """
         block_in_use = self._alive.get(key)
         if block_in_use is not None:
@@ -186,7 +186,7 @@ class Blocks:
     async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
 
-        A cache may be the reason for damaged data. In this case, the data are read again from the storage.
+        If the data are damaged, the cause may be a cache. So they are read again from the storage.
         """
         try:
             return await decode(self._objects)
@@ -205,7 +205,7 @@ class Blocks:
             )
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
-        # Check before the block is cached: the next read may return valid bytes.
+        # Check before the block is cached. The next read of the file may return valid bytes.
         _check(manifest, Block(packed))
         return packed
 
@@ -213,7 +213,7 @@ class Blocks:
         try:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            # NotFound is not used, because Java's client interprets a 404 as a missing plan or table.
+            # NotFound would be wrong, because Java's client interprets a 404 as a missing plan or table.
             raise Corrupt.missing(file_kind, location) from None
 
 
@@ -233,10 +233,10 @@ def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> 
 
 
 def _check(manifest: ManifestFile, block: Block) -> None:
-    """Compare a manifest with its manifest list.
+    """Compare a manifest with its entry in the manifest list.
 
     Raises:
-        Corrupt: They contradict each other about partition spec or content; either may be wrong.
+        Corrupt: They contradict each other about the partition spec or the content. Either of them may be wrong.
     """
     if not manifest.manifest_length:
         # Version 1 metadata lists the manifest without these values.

@@ -1,11 +1,11 @@
 """Decodes manifests to blocks off the event loop: in threads, and for large loads also in processes.
 
-Decoding releases the GIL for most of its time, but the rest limits threads to about 1.5 times the speed
-of one thread. A process has its own GIL, but takes a quarter of a second to start, so it is useful only
-for many manifests. Processes start while threads already decode, and end after the load.
+Decoding releases the GIL for most of its time, but it holds the GIL for the rest. This limits threads to about
+1.5 times the speed of one thread. A process has its own GIL, but takes a quarter of a second to start, so it is
+useful only for many manifests. Processes start while threads already decode, and end after the load.
 
-A process returns the same bytes as a thread. If no process can be started, or one ends unexpectedly, the
-thread decodes itself. Each process ends when its standard input ends, so no process outlives its parent.
+A process returns the same bytes as a thread. If no process can be started, or a process ends unexpectedly, the
+thread itself decodes the manifest. Each process ends when its standard input ends, so no process outlives its parent.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
-"""The bytes of manifests from which processes are used: some 160,000 entries, about a second of work."""
+"""With at least this many bytes of manifests, processes are used: some 160,000 entries, about a second of work."""
 _PIPE_BYTES = 1 << 20
-"""The size of the pipes.
+"""The size of the pipes to and from a process.
 
-Linux allows it without privileges, and a manifest and its block then need few context switches.
+Linux allows this size without privileges. With it, a manifest and its block need few context switches.
 """
 _END_S = 5.0
 _REQUEST_HEAD = struct.Struct("<IQ")
-"""The numbers of bytes of the location and of the manifest, which follow."""
+"""The number of bytes of the location, and of the manifest. Both follow the head."""
 _ANSWER_HEAD = struct.Struct("<BQ")
-"""The type of the answer and its size. Its bytes follow."""
+"""The type of the answer and its size. The bytes of the answer follow the head."""
 _READY, _BLOCK, _CORRUPT = range(3)
 
 log = structlog.get_logger()
@@ -96,12 +96,12 @@ class Decoders:
                 self._active_loads -= 1
                 idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
             log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
-            with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends them.
+            with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends the processes.
                 for process in idle:
                     self._executor.submit(self._end, process)
 
     def close(self) -> None:
-        """End the remaining processes. It is called after the executor's shutdown."""
+        """End the remaining processes. The method is called after the executor's shutdown."""
         for process in list(self._processes):
             self._end(process)
 
@@ -185,9 +185,9 @@ class _Process:
         self._ready = False
 
     def is_ready(self) -> bool:
-        """Return whether the process has started to read, without waiting.
+        """Return whether the process has started to read. The method does not wait.
 
-        True also for a process that has ended unexpectedly. The next use reports this.
+        The result is also True for a process that has ended unexpectedly. The next use of the process reports this.
         """
         if not self._ready:
             poll = select.poll()
@@ -265,7 +265,8 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
 def serve(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
-    An error other than Corrupt ends the process. The caller then decodes itself, and gets the same error.
+    An error other than Corrupt ends the process. The caller then decodes the manifest itself, and gets the same
+    error.
     """
     _write_answer(responses, _READY, b"")
     while head := requests.read(_REQUEST_HEAD.size):
@@ -289,10 +290,10 @@ def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
 def main() -> None:
     """Run a decoding process.
 
-    It ignores a terminal's Ctrl-C, and ends when its input ends.
+    The process ignores Ctrl-C in a terminal, and ends when its input ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit.

@@ -160,12 +160,12 @@ def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
         return form is Form.STRINGS or kind.startswith("decimal")
     if form is not Form.INTEGERS or kind.startswith("decimal"):
         return False
-    # If a date was promoted to a timestamp, older files count days.
+    # If a date was promoted to a timestamp, the partition values of older files are days.
     return values.type != "int" or kind in ("int", "long", "date")
 
 
 def _avro_kind(values: PartitionFieldValues) -> str:
-    """Return the Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that are in no schema."""
+    """Return the Iceberg type of an Avro type (spec, appendix A), for fields whose source is in no schema."""
     if values.type == "int" and values.logical == "date":
         return "date"
     return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
@@ -185,7 +185,7 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 def _add_columns(
     packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
 ) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return (column id, type, number) of each column with statistics, and whether bounds were omitted."""
+    """Return (column id, type, number of the job) of each column with statistics, and whether bounds were omitted."""
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
@@ -208,8 +208,8 @@ def _drop_unusable_bounds(
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
     """Return the bounds of a column, without bounds that prove nothing. None if all bounds are usable.
 
-    These are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote them
-    (`iceberg/manifests/repaired_metrics.py`).
+    Unusable bounds are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote such
+    bounds (`iceberg/manifests/repaired_metrics.py`).
     """
     order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
     marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
@@ -234,4 +234,4 @@ def _primitive(of: object) -> str | None:
     try:
         return canonical_primitive(of)
     except BadRequest:
-        return None  # It is a type of a later format version, with an unknown order.
+        return None  # The type is from a later format version, and its order is unknown.

@@ -1,12 +1,13 @@
 """Sketches: one byte for each code of a column, for comparisons that read many rows.
 
-The byte grows with the code. For integers, it is the first byte. For floats, it is their position between
-the least and the greatest value of the block. For strings, the first bytes are too often equal: 127 codes
-divide a sample of the block evenly, and the byte is the number of these codes that are not greater.
+A greater code has a greater or equal byte. For integers, the byte is the first byte of the code. For floats, it is
+the position of the code between the least and the greatest value of the block. For strings, the first bytes are too
+often equal. Therefore 127 codes divide a sample of the block evenly, and the byte is the number of these codes that
+are not greater.
 
-A comparison reads a sketch instead of codes of four or eight bytes, and only the codes whose byte equals
-that of the literal (`_scan.pyx`). A plan of millions of files mostly waits for memory. Sketches are made
-in memory when a view first compares the column, and belong to the block.
+A comparison reads a sketch instead of codes of four or eight bytes. It reads codes only if their byte is equal to
+the byte of the literal (`_scan.pyx`). This is faster, because a plan of millions of files mostly waits for memory.
+Sketches are made in memory when a view first compares the column, and belong to the block.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ WIDTH_MIN = 4
 """Codes with fewer bytes are read without a sketch."""
 ROWS_MIN = 512
 STRING_ROWS_MIN = 2048
-"""For fewer rows, strings have no sketch, because it needs 1 KiB besides its bytes."""
+"""A string column with fewer rows has no sketch, because a sketch of strings needs 1 KiB besides its bytes."""
 _BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
-"""The number of bytes before the sketch itself, by form. They describe how the sketch was made."""
+"""The number of bytes before the sketch itself, by form. These bytes describe how the sketch was made."""
 _SAMPLE_ROWS = 2048
 _BYTES = 400
 """The measured memory of a sketch besides its bytes."""
@@ -43,7 +44,7 @@ class Sketches:
 
 
 def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
-    """Return (address, shift) of a sketch; (0, 0) if the codes are read faster.
+    """Return (address, shift) of a sketch; (0, 0) if reading the codes is faster.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """

@@ -1,11 +1,10 @@
 """Removes unused index files: a part of the server's housekeeping.
 
 Superseded and quarantined files are kept for a retention time, for running plans and for operators who
-examine the damage. Then they are deleted from storage, and after that from the registry, so that after a
-crash between the two steps a row remains for the next attempt. If the table no longer defines an index,
-the files of the index become superseded. Files in a table's index folder that are in no registry are from
-failed builds, and are deleted when they are old. Ages count `PassedTime`, so that a clock that jumps
-ahead makes no file old.
+examine the damage. Then they are deleted from storage, and after that from the registry. If the server crashes
+between the two steps, the row remains for the next attempt. If the table no longer defines an index, the files of
+the index become superseded. Files in a table's index folder that are in no registry are from failed builds, and are
+deleted when they are old. The age of a file counts `PassedTime`, so a clock that jumps ahead does not make files old.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TABLES_PER_ROUND_MAX = 200
 _ORPHANS_EVERY_MS = 6 * 3_600_000
 _FOLDERS_MAX = 100_000
 _ORPHAN_AGE_MS = 24 * 3_600_000
-"""The age from which an unregistered file is deleted.
+"""The minimum age at which an unregistered file is deleted.
 
 A build registers its files within minutes, but a builder's clock may be wrong by hours.
 """
@@ -42,9 +41,9 @@ log = structlog.get_logger()
 class Cleaner:
     """Removes unused index files.
 
-    An instance belongs to one event loop. `load` reads a metadata file. `claimed` returns which of some
-    folders the database records as claimed by the table. `folders` returns the folders of index files below a
-    table's location.
+    An instance belongs to one event loop. `load` reads a metadata file. `claimed` returns those of the given folders
+    that the database records as claimed by the table. `folders` returns the folders of index files below a table's
+    location.
     """
 
     def __init__(
@@ -73,9 +72,10 @@ class Cleaner:
         """The time of the last listing, by location of the folder."""
 
     async def clean(self) -> int:
-        """Run one round.
+        """Run one round of cleaning.
 
-        Returns the number of files that were deleted, or superseded because their index was dropped.
+        Returns:
+            The number of files that were deleted, or superseded because their index was dropped.
         """
         return await self._delete_unused() + await self._clean_tables()
 
@@ -111,7 +111,7 @@ class Cleaner:
             definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
         }
         if any(definitions_of_name.problems for definitions_of_name in definitions):
-            return 0  # An unreadable definition may be one of these.
+            return 0  # The definition of these files may be one of the unreadable definitions.
         registered = await self._registry.files(entry)
         done = 0
         before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
@@ -126,7 +126,7 @@ class Cleaner:
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
-        # The table's writers can overwrite its metadata file, which contains the location.
+        # The location is in the metadata file, which the table's writers can overwrite.
         named = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
         for folder in await self._claimed(entry.uuid, sorted(named)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:

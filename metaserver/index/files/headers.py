@@ -1,8 +1,8 @@
 """Reads the description of index files by range: the footer and the files table.
 
-The cost does not depend on the size.
+The cost does not depend on the size of the index file.
 
-It is used for coverage and registration; plans open whole index files (`indexes.py`). The ids of the data
+The description serves coverage and registration; plans open whole index files (`indexes.py`). The ids of the data
 files are cached, 16 bytes each, because every listing and every page of a build needs them.
 """
 
@@ -22,7 +22,7 @@ from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20
 _TAIL_BYTES = 32 << 10
-"""The size of the first read from the end. Most footers are smaller."""
+"""The size of the first read from the end of the file. Most footers are smaller."""
 _FILES_LIMIT_BYTES = 1 << 30
 
 
@@ -46,7 +46,7 @@ class IndexReader:
         """Return the header and the file identities of an index file.
 
         Raises:
-            Corrupt: It is not a valid index file of this size.
+            Corrupt: The object is not a valid index file of this size.
             ObjectMissing: The file does not exist.
             UnknownVersion: The file has a later format version.
             RetryLater: The storage does not answer.
@@ -70,7 +70,7 @@ class IndexReader:
         return read_header(tail, size_bytes, location)
 
     async def _tail(self, location: str, size_bytes: int, length: int) -> bytes:
-        """Return the end of the file.
+        """Return the last `length` bytes of the file.
 
         The method requests one more byte, to detect a file that is longer than `size_bytes`.
         """

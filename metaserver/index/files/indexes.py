@@ -1,13 +1,13 @@
 """Opens index files: reads them through the cache tiers, shares them between plans, and limits their memory.
 
-An index that is missing, damaged, slow or of an unknown version is unusable. The caller continues without
-it, and no failure here fails a query. If the stored object itself is damaged, the file is quarantined: it
+An index file that is missing, damaged, slow or of an unknown version cannot be used. The caller continues without
+it, so no failure in this module fails a query. If the stored object itself is damaged, the file is quarantined: it
 is no longer used, and the indexer rebuilds the index for its data files. If the storage does not answer,
 the file is read again after a delay.
 
 The memory tier counts an eighth of the size of a mapped file, whose pages belong to the kernel's page
-cache. If the whole size counted, indexes that are used alternately would be mapped and checked again each
-time. Running plans reference the index files that they use.
+cache. If the whole size counted, index files that are used in turn would evict each other, and would be mapped and
+checked again each time. Running plans reference the index files that they use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0
-"""The delay before an index file that could not be read is read again."""
+"""The delay before the server reads an index file again that it could not read."""
 _LATER_MAX, _LATER_BYTES = 10_000, 400
 """The number of such files that are remembered, and the memory of each."""
 
@@ -48,7 +48,7 @@ _REMOTE_PARTS_BYTES = 64 << 20
 """The memory for the parts of large index files that are read by range."""
 
 _MAPPED_SHARE = 8
-"""The fraction of a mapped file that counts. Its directory and page tables take at least a hundredth."""
+"""The fraction of a mapped file's size that counts. Its directory and page tables take at least a hundredth."""
 
 DISK_S = 0.02
 """The time that a plan waits for a large index file from the local disk before it reads the file remotely."""
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 class OpenIndex:
     """An open index file.
 
-    `index` has the answers by the position of a data file in `files`.
+    `index` evaluates queries. Its results are ordered by the position of the data file in `files`.
     """
 
     location: str
@@ -118,7 +118,7 @@ class Indexes:
         return self._stack.get_cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """Open an index file; None if it cannot be used.
+        """Open an index file. Return None if the file cannot be used.
 
         The method never raises.
         """
@@ -138,7 +138,7 @@ class Indexes:
             if self._stored is self._objects:
                 await self._quarantine(file, error.message)
             else:
-                # The error may be caused by a cache.
+                # A cache may have caused the error.
                 self._defer(file, error.message)
                 await self.verify_source([file], error.message)
         except UnknownVersion as error:
@@ -167,7 +167,7 @@ class Indexes:
         return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
     async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
-        """Open an index file that supports remote reads; None if that fails.
+        """Open an index file that supports remote reads. Return None if this fails.
 
         The method never raises.
         """
@@ -183,7 +183,7 @@ class Indexes:
 
         try:
             return await self._opening_remote.run(file.location, load)
-        except (SeamarkError, ValueError) as error:  # reading the whole file reports the damage
+        except (SeamarkError, ValueError) as error:  # Reading the whole file reports the damage.
             log.info("index file not opened by range", location=file.location, reason=str(error))
             return None
 
@@ -192,8 +192,10 @@ class Indexes:
     ) -> T | None:
         """Return the result of `read` on an index file that is not in memory.
 
-        None if the file cannot be opened by range, if `read` returns None, or if it fails because of damage or
-        storage.
+        Returns:
+            None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file is
+            damaged
+            or the storage does not answer.
         """
         remote = await self.open_remote(file)
         if remote is None:
@@ -218,15 +220,15 @@ class Indexes:
     ) -> OpenIndex | T | None:
         """Return the open file or the result of `read`; None if the file cannot be used.
 
-        A file that is in memory or small is returned open. For other files, `read` is called by range. If that
-        gives no result, the file is loaded. The method waits as long as needed.
+        If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
+        calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as needed.
         """
         opened = self.in_memory(file)
         if opened is not None or not self.supports_remote_reads(file):
             return opened or await self.open(file)
         fresh = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if fresh:  # a read from the local disk takes little time
+        if fresh:  # Reading from the local disk takes little time.
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
             result = await self.read_remotely(file, read)
@@ -247,7 +249,7 @@ class Indexes:
         del self._verifying[location]
 
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Verify the stored index files after a probe found damage, which may be only in the cached copy.
+        """Verify the stored index files after a probe found damage. Only the cached copy may be damaged.
 
         A file whose stored object is damaged is quarantined. The method never raises.
         """
@@ -256,7 +258,7 @@ class Indexes:
             try:
                 data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
-            except UnknownVersion as error:  # It was not read from a cached copy.
+            except UnknownVersion as error:  # The data were not read from a cached copy.
                 self._defer(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
@@ -270,7 +272,7 @@ class Indexes:
             self.quarantined += 1
         except (
             SeamarkError
-        ) as error:  # It is not in the registry, or the store is unavailable. The next failure tries again.
+        ) as error:  # The file is not in the registry, or the store is unavailable. The next failure tries again.
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
     def _defer(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:

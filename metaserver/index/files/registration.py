@@ -1,6 +1,6 @@
 """Checks an index file before plans may use it.
 
-The server does not trust builders, so it reads the file's own header.
+The server does not trust the programs that build indexes, so it reads the header of the file itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def read_index_file(
     """Return the file as a live registry entry.
 
     Raises:
-        BadRequest: It is not a valid index file of the table, or not below `folder`.
+        BadRequest: The object is not a valid index file of the table, or not below `folder`.
     """
     root = parse_location(folder)
     parsed = parse_location(location, "The location of an index file")

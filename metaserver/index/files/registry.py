@@ -1,7 +1,7 @@
-"""The index files of tables, according to the pointer store. Plans use them, and merges replace them.
+"""The index files of tables, according to the pointer store. Plans use these files, and merges replace them.
 
 Invariant: the list of index files has the version that is also in the table's entry. So a plan that has
-read the entry can decide without another request whether the cached list is current. A list that is newer
+read the entry knows without another request whether the cached list is current. A list that is newer
 than the entry is also correct: an index file describes immutable data files, and is valid for every
 snapshot that contains them.
 """
@@ -21,7 +21,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
 _LIVE_BYTES = 8
-"""The memory of a file in the tuple of its definition."""
+"""The memory that a file takes in the tuple of its definition's live files."""
 
 
 class IndexFiles:
@@ -76,10 +76,12 @@ class Registry:
     async def replace(
         self, uuid: str, definition_id: str, *, add: Sequence[RegisteredIndexFile], remove: Sequence[str] = ()
     ) -> int:
-        """Add live files and supersede those in `remove`, in one transaction.
+        """Add live files, and supersede the files in `remove`, in one transaction.
 
-        Returns the table's new index version. A repetition with the same `add` changes nothing, so after a lost
-        reply the request can be sent again.
+        If the reply is lost, the caller can send the request again: a repetition with the same `add` changes nothing.
+
+        Returns:
+            The table's new index version.
 
         Raises:
             CommitConflict: A file in `remove` is not live.
@@ -102,7 +104,7 @@ class Registry:
         return await self._change(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
     async def forget(self, uuid: str, location: str) -> int:
-        """Remove the row of a deleted file.
+        """Remove the row of a file that was deleted from storage.
 
         Raises:
             CommitConflict: The file is live.

@@ -1,12 +1,12 @@
 """Remote reads of an index: answers queries with a few byte ranges of a large file in object storage.
 
 The footer, the files table and the blob's directory are read once and cached. A query then reads only the
-parts that it needs. In a bloom index, these are the pages with its rows of bits. In a record index, they
-are one or two pages per key. In a bitmap index, they are pieces of the postings, and for rows the
-sections of their files. Each part has a checksum, which is compared before use. So no plan waits for a
+parts that it needs. In a bloom index, these are the pages with the query's rows of bits. In a record index, they
+are one or two pages per key. In a bitmap index, they are pieces of the postings, and, for a query of rows, the
+sections of the data files. Each part has a checksum, which is compared before use. So no plan waits for a
 download of hundreds of megabytes.
 
-The caller receives damage as a ValueError; `indexes.py` decides what happens with the file.
+If a file is damaged, the functions raise a ValueError. `indexes.py` decides what happens with the file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
 """Maximum reads, and bytes, of one step of a query."""
 _GUESS_BYTES = 64 << 10
-"""The size of the first read of a file's end, or of its blob's start or end, if the required size is unknown."""
+"""The size of the first read of a file's end, or of the blob's start or end, if the required size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blob:
-    """The blob of an index file, at its position. It is a `BlobReader`."""
+    """The blob of an index file, with its position in the file. The class is a `BlobReader`."""
 
     objects: ObjectStore
     location: str
@@ -47,13 +47,13 @@ class _Blob:
         Errors of `read_range` are not converted.
 
         Raises:
-            ValueError: The range is outside the blob, or fewer bytes were read.
+            ValueError: The range is outside the blob, or the storage returned fewer bytes.
         """
         if start < 0 or length < 0 or start + length > self.length:
             raise ValueError(f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
-            raise ValueError(f"{self.location}: read {len(data)} bytes at {start} of the blob, not {length}")
+            raise ValueError(f"{self.location}: requested {length} bytes at {start} of the blob, but read {len(data)}")
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
@@ -86,28 +86,31 @@ class RemoteIndexFile:
 
     @property
     def size_bytes(self) -> int:
-        """The memory. For a bitmap index, it grows with queries."""
+        """The memory of the object. For a bitmap index, it grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache of the file has about reached its limit. Reopening the file empties the cache."""
+        """Whether the cache of the file has nearly reached its limit.
+
+        When the file is opened again, the cache is empty.
+        """
         return self.blob.is_full
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """The bitmaps of an index kind with `answers_rows`."""
+        """The bitmaps. Only for an index kind with `answers_rows`."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 
     @property
     def record(self) -> RemoteRecord:
-        """The records of an index kind with `answers_keys`."""
+        """The records. Only for an index kind with `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Return the answer that `query.of` gives for a local file; None if it would need too many reads.
+        """Return the result that `query.of` gives for a local file; None if it would need too many reads.
 
         Errors of `read_range` are not converted.
 

@@ -1,9 +1,7 @@
 """The usage of indexes: the time of the last use, and counters of pruned files, in memory.
 
-The planner writes them.
-
-They cover this process since its start. Every worker counts its own plans, and metrics contain the sums
-of all workers.
+The planner counts the usage. The counters cover this process since its start. Every worker counts its own plans, and
+metrics contain the sums of all workers.
 """
 
 from __future__ import annotations
@@ -49,5 +47,5 @@ class Usage:
         used.files_removed += files_removed
 
     def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """Return the usage of an index; None if it has not been used since the start."""
+        """Return the usage of an index; None if no plan has used it since the process started."""
         return self._used.get((uuid, definition_id))

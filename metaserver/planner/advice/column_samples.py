@@ -57,7 +57,7 @@ class ColumnSample:
     Attributes:
         columns: The column's values in the sampled files.
         files_left: The number of files that the conditions keep, by partition values and bounds.
-        rows_left: The number of rows in these files.
+        rows_left: The number of rows in the files that the conditions keep.
     """
 
     column: DimensionColumn
@@ -80,11 +80,14 @@ class ColumnSample:
         return sum(self.matches(condition)) / rows if rows else 0.0
 
     def files_with(self, condition: Expression, values: int | None) -> int | None:
-        """Estimate how many of `files_left` have a matching row; None if the sample is too small.
+        """Estimate how many of `files_left` have a row that matches the condition.
 
         Args:
             condition: A condition on this column alone.
             values: The number of values that the condition names; None for a range.
+
+        Returns:
+            None if the sample is too small for an estimate.
         """
         sampled = len(self.columns)
         hits = sum(count > 0 for count in self.matches(condition))
@@ -94,7 +97,8 @@ class ColumnSample:
         if hits < _HITS_MIN:
             if values is None:
                 return None
-            # A share from few hits is uncertain. Use the average value, unless the hits contradict it.
+            # A share that is measured from few hits is uncertain. Use the share that follows from the average value,
+            # unless the hits contradict it.
             expected = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
             share = expected if _is_probable(hits, sampled, expected) else share
         return max(hits, round(self.files_left * share))
@@ -103,9 +107,9 @@ class ColumnSample:
     def presence_probability(self) -> float:
         """The probability that a file contains a given value of the column.
 
-        It is the same for all values. Let p be the probability that a file contains a value. Then the values that
-        occur in n files are in n p / (1 - (1 - p)^n) of them on average. This number grows with p, so p is found
-        by bisection from the average in the sample.
+        The estimate assumes that this probability is the same for all values. Let p be the probability, and n the
+        number of sampled files. Then a value that occurs in any of them occurs in n p / (1 - (1 - p)^n) of them on
+        average. This number grows with p, so bisection finds the p that gives the average of the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
         distinct = len(distinct_keys(parts, self.column.kind))
@@ -121,11 +125,14 @@ class ColumnSample:
 
 
 Samples = Mapping[int, ColumnSample | str]
-"""The samples by column id. A text in the place of a sample says why the column has none."""
+"""The samples by column id. For a column without a sample, the value is a text with the reason."""
 
 
 def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
-    """Return the conditions that all rows must satisfy, by column id, for plain columns with ordered values."""
+    """Return, by column id, the conditions that all rows must satisfy.
+
+    Only conditions on plain columns whose values have an order are returned.
+    """
     parts = bound.children if isinstance(bound, And) else (bound,)
     conditions: dict[int, list[Bound]] = {}
     for part in parts:
@@ -138,7 +145,8 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """Read a sample of the columns that the filter of a scan compares.
 
     Returns:
-        At most `COLUMNS_MAX` columns. Empty for a scan of one file, which needs no better layout.
+        Samples of at most `COLUMNS_MAX` columns. The result is empty if the scan has one file, which needs no better
+        layout.
     """
     if scan.files <= 1:
         return {}
@@ -181,7 +189,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 
 def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
-    """Return the files that the conditions keep, by partition values and bounds."""
+    """Return the files that the conditions `parts` keep, by partition values and bounds."""
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:

@@ -5,11 +5,11 @@ large partition into several layers. So the number of files that a filter keeps 
 the rows that match.
 
 This share is measured in a sample of the column (`column_samples.py`). Without a sample, the share of a
-range follows from the bounds and record counts of the files that partitions keep. The rows of a file are
-assumed to be evenly distributed over its range. The share of a value follows from the number of distinct
-values in the table's statistics. Without these, there is no estimate.
+range follows from the bounds and record counts of the files that partition pruning keeps. The estimate
+assumes that the rows of a file are evenly distributed over the file's range. The share of a value follows
+from the number of distinct values in the table's statistics. Without this number, there is no estimate.
 
-A layout that the clustering policy of the table requests already is not proposed, and a proposal keeps
+A layout that the clustering policy of the table requests already is not proposed, and a proposed layout keeps
 the columns of the policy. The estimates are part of the explanation of a plan; planning does not use
 them.
 """
@@ -51,7 +51,9 @@ _STRING_FILES_MAX = 100_000
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
 """If files with bounds have less than this share of the rows, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
-"""The number of bytes after the common prefix of strings that are used as a number: a double represents it exactly."""
+"""The number of bytes after the common prefix of strings that are converted to a number. A double represents such a
+number exactly.
+"""
 _PROPOSED_FILES_MAX_FRACTION = 0.5
 """A layout that keeps more than this share of the files is not proposed."""
 _PROPOSED_BYTES_MAX_FRACTION = 0.9
@@ -72,7 +74,10 @@ Interval = tuple[Key | None, Key | None, bool, bool]
 
 
 class LayoutEstimate(NamedTuple):
-    """An estimate for a layout by `columns`: the files of the table, and those that the plan would keep."""
+    """An estimate for a layout by `columns`.
+
+    `files_in` is the number of files of the table, and `files` the number of files that the plan would keep.
+    """
 
     columns: tuple[str, ...]
     files_in: int
@@ -80,7 +85,7 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """The estimated layouts, with the fewest files first.
+    """The estimated layouts. The layout with the fewest files is first.
 
     Attributes:
         unknown: The reason why there is no estimate, by column.
@@ -104,11 +109,12 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
 
     Args:
         scan: The plan.
-        samples: The samples of the columns that its filter compares.
+        samples: The samples of the columns that the filter of the plan compares.
         properties: The properties of the table, with the policies of its namespaces.
 
     Returns:
-        Only layouts that keep less than half of the files, and clearly less than the plan.
+        Only layouts that keep less than half of the files of the table, and clearly fewer files than the plan keeps
+        now.
     """
     columns = _intervals_by_column(scan)
     if not columns or scan.files <= 1:
@@ -158,7 +164,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
 
 
 def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns by which the policy of the table clusters it; empty without a valid policy."""
+    """Return the columns by which the policy of the table clusters it; `()` if the table has no valid policy."""
     try:
         layout = ClusteringLayout.of(properties)
     except BadRequest:
@@ -185,7 +191,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
 
 
 def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
-    """Return the share of the candidates' bytes that the plan keeps."""
+    """Return the share of the bytes of `candidates` that the plan keeps."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
 
 
@@ -194,7 +200,7 @@ def _choose_clustering(
 ) -> LayoutEstimate | None:
     """Return the clustering that keeps the fewest files.
 
-    Columns are added in order of selectivity, as long as each column leaves clearly fewer files.
+    Columns are added in order of selectivity, as long as each added column leaves clearly fewer files.
     """
     if len(singles) < 2:
         return None
@@ -211,7 +217,7 @@ def _choose_clustering(
 def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
     """Return the number of files that the filter keeps in all partitions.
 
-    Each column has equally many slices in each layer, and a file is a cell.
+    The estimate assumes that each column divides a layer into the same number of slices, and that a file is a cell.
     """
     total = 0
     for (all_files, layers), count in partitions.items():
@@ -224,7 +230,7 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions
 
 
 def _count_slices(shares: Shares, count: int) -> int:
-    """Return how many of `count` equal slices of the rows overlap the intervals."""
+    """Return how many of `count` equal slices of the rows overlap the intervals in `shares`."""
     touched: set[int] = set()
     for low, high in shares:
         first = min(count - 1, int(low * count))
@@ -237,7 +243,7 @@ def _count_slices(shares: Shares, count: int) -> int:
 
 
 def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
-    """Return, for each column, the parts of the filter that compare it, and the intervals of values that match."""
+    """Return, for each column, the predicates of the filter on it, and the intervals of values that match them."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
@@ -253,7 +259,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
-    """Return the intervals of values that match the part; None if sorted rows do not help it."""
+    """Return the intervals of values that match the predicate; None if sorted rows do not help the predicate."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -302,8 +308,8 @@ def _estimate_row_shares(
     """Return the shares of the rows in each interval.
 
     Returns:
-        A text if the shares are unknown: the reason. None for a condition without values, or if the computation would
-        be too large.
+        If the shares are unknown, a text with the reason. None if no value can satisfy the condition, or if the
+        computation would be too large.
     """
     part = parts[0]
     if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
@@ -326,7 +332,10 @@ def _estimate_row_shares(
 
 
 def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
-    """Return the share of the rows of the sample in each interval; equal shares for long lists of values."""
+    """Return the share of the rows of the sample in each interval.
+
+    For a long list of values, all intervals have equal shares.
+    """
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
@@ -336,7 +345,10 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
-    """Return the number of distinct values of the column, from the newest statistics of the table that contain it."""
+    """Return the number of distinct values of the column.
+
+    The number is from the newest statistics of the table that contain the column.
+    """
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
             if blob.type == THETA and blob.fields == (column_id,):
@@ -355,7 +367,7 @@ class _Axis(NamedTuple):
     upper: Doubles
     rows: Doubles
     base: int
-    """The integer that has the position 0."""
+    """The integer whose position on the axis is 0."""
     common: bytes
     """The common prefix of all strings."""
     unit: float
@@ -397,7 +409,7 @@ class _Axis(NamedTuple):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
-        # A small number may be lost when it is added to a large double, but each range needs a width.
+        # Adding a small width to a large double may not change the double, but each range needs a width.
         end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
         return cls(low, end, rows[is_known], base, common, unit, scale)
 
@@ -408,10 +420,10 @@ class _Axis(NamedTuple):
         return start, max(start, end)
 
     def _at(self, key: Key, *, after: bool) -> float:
-        """Return the position of a key.
+        """Return the position of a key on the axis.
 
         Args:
-            after: Whether to return the position after the key's rows, not before them.
+            after: Whether to return the position after the rows with the key, instead of the position before them.
         """
         position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position

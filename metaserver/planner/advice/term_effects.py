@@ -1,4 +1,5 @@
-"""The effect of each part of a filter, and the index that would help a part for which partitions and bounds do not.
+"""The effect of each conjunct of a filter, and the index that would help a conjunct for which partitions and bounds do
+not.
 
 An index is proposed unless a sample of the column shows that most files have a matching row. These texts are part of
 the explanation of a plan; planning does not use them.
@@ -22,21 +23,21 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
 
 _TERMS_MAX = 16
-"""The maximum number of terms: each term reads the bounds of all files once."""
+"""The maximum number of conjuncts that are reported. Each of them reads the bounds of all files once."""
 _HELPED_MAX_FRACTION = 0.5
-"""A part that keeps less than this share of the files needs no index."""
+"""A conjunct that keeps less than this share of the files needs no index."""
 _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
 
 class TermEffect(NamedTuple):
-    """The effect of one part of the filter.
+    """The effect of one conjunct of the filter.
 
     Attributes:
-        files_left: The number of the view's files, `files_in`, that partition values and bounds keep.
-        has_bounds: Whether any file has bounds of the column; True for types that need no bounds.
+        files_left: How many of the `files_in` files of the view partition values and bounds keep.
+        has_bounds: Whether any file has bounds of the column. It is True for types that need no bounds.
         index_name: The name of an enabled index on the column.
         index_kind: The kind of index that would help.
-        index_files: The estimated number of files that a plan would keep with an index; None without an estimate.
+        index_files: The estimated number of files that a plan would keep with an index; None if there is no estimate.
         index_note: Why `index_files` has no estimate, or why no index would help.
     """
 
@@ -52,7 +53,7 @@ class TermEffect(NamedTuple):
 
 
 def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
-    """Return the effects of the first `_TERMS_MAX` parts that all rows must satisfy, in the order of the filter."""
+    """Return the effects of the first `_TERMS_MAX` conjuncts of the filter, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
     return [_measure_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
@@ -87,9 +88,9 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
 def _estimate_with_index(
     part: Bound, kind: str, left: int, sample: ColumnSample | str | None
 ) -> tuple[int | None, str | None]:
-    """Estimate how many of the `left` files a plan keeps with an index.
+    """Estimate how many of the `left` files a plan keeps if an index of this kind exists.
 
-    Without an estimate, the second item is the reason.
+    If there is no estimate, the first item is None and the second item is the reason.
     """
     if not isinstance(sample, ColumnSample):
         # The layout estimates already report the reason for a plain column.
@@ -98,7 +99,8 @@ def _estimate_with_index(
     hits = sample.files_with(part, values)
     if hits is None:
         return None, "too few files of the sample have a matching row"
-    # The sample is from the files that all conditions on the column keep, but `left` is for one condition.
+    # The sample is from the files that all conditions on the column keep. `left` counts the files that one
+    # condition keeps.
     hits = min(left, round(hits * left / max(1, sample.files_left)))
     false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0
     return hits + math.ceil(false_share * (left - hits)), None
@@ -116,7 +118,7 @@ def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[I
 
 
 def _serves(transform: str, part: Bound) -> bool:
-    """Return whether an index on this transform or function of the column can serve the predicate."""
+    """Return whether an index on this transform or function of the column can evaluate the predicate."""
     if is_function(part.transform):  # Indexes on `lower` and on `upper` have the same keys.
         return is_function(transform)
     return transform == part.transform

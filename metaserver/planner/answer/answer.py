@@ -1,12 +1,12 @@
 """Encodes a plan as JSON: `file-scan-tasks` and `delete-files` (REST spec, schema `ScanTasks`).
 
 The text is written file by file from the columns of the blocks. Text that many files share (residual, partition,
-format) is encoded once and copied; no object is built per file. Answers are produced in pieces of a few hundred files,
+format) is encoded once and copied; no object is built per file. The JSON is produced in pieces of a few hundred files,
 so that the sender can yield to the event loop between pieces.
 
 Clients require more than the specification: Java's executors fail without `residual-filter`, and its client rejects
 `delete-files` without tasks. `content_files.py` describes PyIceberg's requirements for partitions. Seamark's own
-client requests no residuals, which it computes itself, and sequence numbers, which the specification lacks
+client computes residuals itself, so it requests none. It requests sequence numbers, which the specification lacks
 (`TaskForm`).
 """
 
@@ -55,11 +55,11 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 FILES_PER_PIECE = 125
 """The number of files in one piece, which takes about 0.25 ms."""
 STATS_PER_PIECE = 500
-"""The maximum of columns times files in one piece, if statistics are requested."""
+"""The maximum size of one piece if statistics are requested: the number of its files times the number of columns."""
 RESIDUAL_VALUES_MAX = 200_000
-"""The maximum number of literals and predicates that are evaluated for the partitions of one answer.
+"""The maximum number of literals and predicates that are evaluated to compute the residuals of one answer.
 
-The remaining partitions have the whole filter as their residual.
+Partitions beyond this limit have the whole filter as their residual.
 """
 _RESIDUALS_MAX = 10_000
 _RESIDUAL_BYTES_MIN = 1024
@@ -69,10 +69,13 @@ _FALSE_RESIDUAL = _KEY + b"false"
 
 
 class TaskForm(NamedTuple):
-    """Deviations of tasks from the standard form."""
+    """The differences of scan tasks from the standard form."""
 
     residuals: bool = True
-    """False omits residuals, because a filter with thousands of values would be repeated for each file."""
+    """Whether tasks have residuals.
+
+    False avoids that a filter with thousands of values is repeated for each file.
+    """
     residual_bytes: int = 4 << 20
     """The maximum size of all residuals of one answer; see `_Residuals`."""
     exact_residuals: bool = False
@@ -83,14 +86,14 @@ class TaskForm(NamedTuple):
     sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
     whole_files: bool = False
-    """Whether the client may write all rows of a file again. Then no residual lets its reader skip rows."""
+    """Whether the client may write all rows of a file again. If it may, no residual lets its reader skip rows."""
 
 
 FULL = TaskForm()
 
 
 class ScanTaskWriter:
-    """Writes the tasks of one answer.
+    """Writes the scan tasks of one answer.
 
     `tasks` must be exhausted before `delete_files` is called.
     """
@@ -104,14 +107,14 @@ class ScanTaskWriter:
         form: TaskForm = FULL,
         texts: PartitionTextCache = UNCACHED,
     ) -> None:
-        """Prepare the answer.
+        """Prepare the writer.
 
         Args:
             scan: The plan.
             stats: The ids of the columns whose statistics the client requested.
             dialect: How the client reads partition values and residuals.
             form: How the tasks differ from the standard form.
-            texts: The cache of partition tuples of all answers.
+            texts: The cache of encoded partition tuples, which all answers share.
         """
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
@@ -123,7 +126,7 @@ class ScanTaskWriter:
 
     @computed_once
     def files_max(self) -> int | None:
-        """The maximum number of files of one answer with which exact residuals fit, for any partitions; at least 1.
+        """The maximum number of files of one answer in which exact residuals fit for any partitions; at least 1.
 
         None if residuals do not limit the answer, because they are short or may be weakened.
         """
@@ -134,10 +137,10 @@ class ScanTaskWriter:
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
     def tasks(self, entry_ids: Longs) -> Iterator[bytes]:
-        """Yield the items of `file-scan-tasks` for these entry ids, ascending, as pieces to concatenate.
+        """Yield the items of `file-scan-tasks` for these ascending entry ids, as pieces to concatenate.
 
         Raises:
-            Corrupt: A file is invalid; the message names the manifest.
+            Corrupt: The manifest entry of a file is invalid; the message names the manifest.
             NotAcceptable: JSON cannot represent a value.
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
@@ -159,7 +162,10 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the inherited fields of rows of a block; None if no field is inherited, as in format version 2."""
+        """Return the JSON of the fields that rows of a block inherit; None if they inherit no field.
+
+        In format version 2, files inherit no such field.
+        """
         manifest = self._scan.view.manifest_of(first)
         fields = []
         with error_context(block):
@@ -193,7 +199,7 @@ class ScanTaskWriter:
 
 
 def _iterate_blocks(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """Yield (block, entry id of its first row, requested rows of the block) for each block."""
+    """Yield (block, entry id of its first row, requested rows of the block) for each block with a requested row."""
     start = 0
     while start < len(entry_ids):
         entry_id = int(entry_ids[start])
@@ -216,7 +222,7 @@ class _Files:
         texts: PartitionTextCache,
         stats: tuple[int, ...] = (),
     ) -> None:
-        """Read the block's layout.
+        """Read the layout of the block.
 
         Raises:
             Corrupt: The layout is invalid; the message names the manifest.
@@ -263,7 +269,7 @@ class _Files:
 
 
 class _Form(NamedTuple):
-    """The simplifications of a residual that are possible for one file."""
+    """The facts about one file that decide how its residual can be simplified."""
 
     nan_free: bool
     """Whether the file has no NaN in the columns that the filter tests for NaN."""
@@ -275,16 +281,17 @@ _PLAIN = _Form(nan_free=False, read_whole=False)
 
 
 class _Residuals:
-    """Residuals as JSON, encoded once for all files with the same residual.
+    """Residuals as JSON. Files with the same residual share one encoded text.
 
-    Their total size in one answer is limited. If files would repeat a long residual too often, it is omitted, and the
-    client uses its filter, as the specification defines. A client that requires residuals gets a weaker, short residual
-    (`iceberg.residuals.weakened`): Spark and PyIceberg also apply their own filter. A client that may filter rows by
-    the residual alone gets every residual in full, and fewer files in one answer.
+    The total size of the residuals in one answer is limited. If a long residual would be repeated for too many files,
+    it is omitted, and the client uses its filter, as the specification defines. A client that requires residuals gets
+    a weaker, short residual (`iceberg.residuals.weakened`), because Spark and PyIceberg also apply their own filter.
+    A client that may filter rows by the residual alone gets every residual in full, and fewer files in one answer.
 
-    Files of one partition may have different forms of its residual. A file without NaN in the tested columns needs no
-    test for NaN, which would prevent Java's reader from skipping row groups. If the client may write the rows of a file
-    again, the residual is `true`, or has a form with which Java skips no row group. ORC has no such form.
+    Files of one partition may have different forms of the partition's residual. A file without NaN in the tested
+    columns needs no test for NaN, which would prevent Java's reader from skipping row groups. If the client may write
+    the rows of a file again, the residual is `true`, or has a form with which Java skips no row group. ORC has no
+    such form.
     """
 
     def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
@@ -309,7 +316,7 @@ class _Residuals:
         self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
-        """Set the number of files in the answer, which together have the size limit of residuals."""
+        """Set the number of files in the answer, which share the size limit of residuals."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
             self._longest = longest
@@ -320,8 +327,8 @@ class _Residuals:
         """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
 
         A plan may keep files of partitions that cannot match, if the filter has long lists or the time budget is
-        used up. If partitions decide the filter, Spark does not filter the rows of such a file, but counts them from
-        metadata.
+        exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
+        of a file, but counts them from metadata.
         """
         deciding = self._scan.deciding(block.spec_id)
         forms = self._forms(block, rows)
@@ -370,7 +377,8 @@ class _Residuals:
         return self._text_of(self._scan.residual_in(block.spec_id, fields, partition), form)
 
     def _text_of(self, residual: Expression, form: _Form) -> bytes:
-        # The key is the identity: partitions share residuals, and comparing or hashing a long list of values is slow.
+        # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
+        # list of values is slow.
         written = self._written.get((id(residual), form))
         if written is None:
             if len(self._written) >= _RESIDUALS_MAX:

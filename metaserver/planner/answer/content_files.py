@@ -1,7 +1,7 @@
 """Encodes content files of one block as JSON: fields, partition tuples and statistics (REST spec, `ContentFile`).
 
-The layout of a block's columns is in the form that `_answer.write` reads. It does not depend on the request; it is
-built once and cached as long as the block exists.
+The layout of a block's columns is in the form that `_answer.write` reads. The layout does not depend on the request. It
+is built once and cached as long as the block exists.
 
 Partition tuples are encoded in a form that the client can parse. PyIceberg 0.12 deviates from the specification: it
 cannot parse nulls in `partition`, and does not convert strings to dates there (`ClientDialect`).
@@ -36,7 +36,7 @@ _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality
 _DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
 
 Part = tuple[object, ...]
-"""A part in the format of `_answer.write`."""
+"""A part of the JSON text, in the format that `_answer.write` reads."""
 
 
 class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
@@ -63,14 +63,20 @@ class BlockLayout(NamedTuple):
 
     opening: bytes
     content: Part | None
-    """The content type; None if the files differ."""
+    """The content type of the block's files; None if the files differ."""
     path: Part
     format: Part | None
-    """The file format; None if the files differ."""
+    """The format of the block's files; None if the files differ."""
     optional: tuple[Part, ...]
-    """The optional fields of the block, without the inherited fields, which depend on the snapshot."""
+    """The optional fields of the block's files.
+
+    Inherited fields are not included, because they depend on the snapshot.
+    """
     partition: tuple[Part | None, ...]
-    """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
+    """For each partition field, parts that distinguish its values.
+
+    None for floats, which `write` does not support.
+    """
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +84,7 @@ class BlockLayout(NamedTuple):
 
 
 def layout_of(block: Block) -> BlockLayout:
-    """Return the block's layout.
+    """Return the layout of a block.
 
     Raises:
         Corrupt: A required column is missing; the message names the manifest.
@@ -186,14 +192,14 @@ def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | Non
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:
         return None
-    # The prefix distinguishes an empty string, or a zero, from null.
+    # The prefix distinguishes null from an empty string and from zero.
     if column.packed.form == Form.STRINGS:
         return HEX, b"=", b"", strings(block, column)
     return NUMBER, b"=", _integers(block, column)
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
-    """Return a key of these partition fields for each row; equal values have equal keys.
+    """Return a key of these partition fields for each row. Rows with equal values have equal keys.
 
     Args:
         fields: Positions in the partition tuple.
@@ -202,7 +208,7 @@ def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs)
         return [b""] * len(rows)
     parts: list[Part] = []
     for field in fields:
-        # The keys are the written texts, because 0.0 == -0.0.
+        # The keys are the written texts instead of the values, because 0.0 == -0.0.
         parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _encode_float_keys(block, field, rows))
     return write(rows, tuple(parts), block.rows, b",").split(b",")
 
@@ -273,7 +279,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return the function that reads the bounds of this column; None if the block has none."""
+    """Return the function that reads the lower or upper bounds of this column; None if the block has no such bounds."""
     column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -305,7 +311,7 @@ def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -
 
 
 _ENCODINGS_MAX = 8
-"""The maximum number of combinations of manifest fields and client whose partition tuples are cached."""
+"""The maximum number of encodings (`_Encoding`) whose partition tuples are cached."""
 _TEXTS_BYTES, _FIELD_BYTES = 1000, 300
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
@@ -321,18 +327,18 @@ class ClientDialect:
 
     numbers_for_times: bool = False
     unreadable: frozenset[str] = frozenset()
-    """Types that the client cannot read. "null" represents null values."""
+    """The types that the client cannot read. "null" represents null values."""
     polls: bool = True
-    """Whether the client fetches the result of a plan that was still running."""
+    """Whether the client requests the plan again if the server's first answer is that planning is still running."""
     needs_residuals: bool = False
     """Whether the client fails, or counts rows wrongly, if a task has no residual.
 
-    The specification says that the client uses the filter then.
+    The specification says that a client uses its filter if a task has no residual.
     """
     filters_by_residual: bool = False
-    """Whether some programs with this client filter rows by the residual alone.
+    """Whether some programs that use this client filter rows by the residual alone.
 
-    A weaker residual would make them return rows that do not match.
+    With a weaker residual, these programs would return rows that do not match.
     """
     binds_residuals: bool = True
     """Whether the client binds residuals to the table's current schema by name."""
@@ -373,11 +379,11 @@ class _Field(NamedTuple):
     """A field of a table's partition spec."""
 
     position: int
-    """The position in the block's tuples; -1 if the field is null in all tuples."""
+    """The position of the field in the block's tuples; -1 if the field is null in all tuples."""
     stored: str
     """The type of the values in the block."""
     target: str
-    """The type of the values in the answer."""
+    """The type of the values in the JSON."""
     readable: bool
     """Whether the client can read values that are not null."""
 
@@ -396,7 +402,8 @@ class PartitionTexts:
     """
 
     def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
-        # The object does not reference the metadata: they list all snapshots, and would stay in memory with the view.
+        # The object does not reference the metadata. Metadata list all snapshots, and would stay in memory as long
+        # as the view.
         self._schemas, self._specs = metadata.schemas, metadata.partition_specs
         self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
         self._dialect = dialect
@@ -405,7 +412,7 @@ class PartitionTexts:
         """The size excludes schemas and specs, which are shared with other metadata of the table."""
 
     def matches(self, metadata: TableMetadata) -> bool:
-        """Return whether the texts are also valid for `metadata`."""
+        """Return whether the texts are also valid for a plan with `metadata`."""
         return (
             self._schema_id == metadata.current_schema_id
             and self._schemas == metadata.schemas
@@ -413,9 +420,12 @@ class PartitionTexts:
         )
 
     def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
-        """Return `,"partition":[…]` for rows of the block; empty texts if this client could not read them."""
+        """Return `,"partition":[…]` for rows of the block.
+
+        The texts are empty if this client could not read the tuples.
+        """
         fields = self._fields(block)
-        # The cache is not part of the instance, because there may be many views, each with an instance.
+        # The cache is not part of the instance, because many views may exist, each with its own instance.
         cached = cache.texts_in((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = keys(block, columns, range(len(columns.partition)), rows)
@@ -432,7 +442,7 @@ class PartitionTexts:
         fields_of_kind = self._kinds.get(kind)
         if fields_of_kind is None:
             fields_of_kind = self._kinds[kind] = self._read_fields(block)
-            # Check again, because several threads may reach this point.
+            # Sum over a copy of the values, because another thread may add an item at the same time.
             self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
         return fields_of_kind
 
@@ -469,7 +479,7 @@ class _TextsOfView:
 
 
 def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
-    """Return the partition texts of the plan's view; plans with the same metadata share them."""
+    """Return the partition texts for plans of the plan's view and with its metadata; such plans share one object."""
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
@@ -479,7 +489,10 @@ def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
 
 
 class PartitionTextCache:
-    """The cache of encoded partition tuples for all answers, with at most `budget_bytes`. 0 disables the cache."""
+    """The cache of encoded partition tuples for all answers, with at most `budget_bytes`.
+
+    A budget of 0 disables the cache.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes

@@ -1,8 +1,8 @@
 """Reads delete files from object storage and caches them.
 
-A delete file is either decoded completely or `Unreadable`, with a reason (`index/keys/delete_files.py`). The caller
-then reports that rows may be deleted. If the storage does not answer, nothing is cached, and a later request reads
-the file again. A deletion vector is read with a range request.
+A delete file is either decoded completely or `Unreadable`, with a reason (`index/keys/delete_files.py`). If it is
+`Unreadable`, the caller reports that rows may be deleted. If the storage does not answer, nothing is cached, and a
+later request reads the file again. A deletion vector is read with a range request.
 """
 
 from __future__ import annotations
@@ -79,10 +79,16 @@ class DeleteFiles:
     async def read_all(
         self, requests: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
     ) -> dict[int, Content | Unreadable]:
-        """Return the content of each delete file, or the reason why it is unreadable, by the number in its request.
+        """Return the content of each delete file, or the reason why it is unreadable.
 
-        A request also has the key columns if the file is an equality delete. The memory of the results is charged to
-        the budget.
+        The memory of the results is charged to the budget.
+
+        Args:
+            requests: For each delete file, a number, the file, and the key columns if the file is an equality delete.
+            budget: The memory that all results of the request may use.
+
+        Returns:
+            The content or the reason, by the number in the request.
         """
         limit = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 

@@ -1,10 +1,13 @@
 """Finds the delete files that apply to data files (Iceberg spec, "Scan Planning"). The index is built once per view.
 
-All delete files that the specification requires are returned. A position delete whose `referenced_data_file`, or whose
-equal path bounds, name one data file applies to that file; other position deletes and equality deletes apply to their
-partition; an equality delete of an unpartitioned spec applies to all files. An equality delete is omitted if its
-statistics and those of the data file prove that no key equals a row, as in Java's DeleteFileIndex, but without the
-faults that `equality.py` lists.
+All delete files that the specification requires are returned:
+
+- A position delete applies to one data file if its `referenced_data_file`, or its equal path bounds, name that file.
+- All other position deletes, and equality deletes, apply to their partition.
+- An equality delete of an unpartitioned spec applies to all files.
+
+An equality delete is omitted if its statistics and those of the data file prove that no key equals a row, as in Java's
+DeleteFileIndex, but without the faults that `equality.py` lists.
 
 If metadata contradict the specification:
 
@@ -13,7 +16,7 @@ If metadata contradict the specification:
 - A deletion vector without a data file, and an entry without a sequence number to inherit, raise `Corrupt`, because
   neither applying nor omitting deletes is safe.
 
-Memory is proportional to the number of delete files. Data files are read at lookup.
+Memory is proportional to the number of delete files. Entries of data files are read at lookup.
 
 The module also resolves the values that entries inherit from the manifest list: sequence numbers, by which deletes
 apply, and first row ids. They depend on the snapshot's manifest list: a manifest older than its table's row ids has a
@@ -47,7 +50,7 @@ from seamark.metaserver.planner.view.view import TableView
 def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
     """Return int64[rows], the data sequence numbers of these rows of the block.
 
-    An added file without a sequence number inherits that of the manifest.
+    An added file without a sequence number inherits the sequence number of the manifest.
 
     Raises:
         Corrupt: A file has no sequence number and cannot inherit one; the message names the manifest.
@@ -71,8 +74,10 @@ def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs
 def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
     """Return int64[rows], the first row ids of data files.
 
-    Files without an id are assigned ids in order, starting at the manifest's first row id. None if the manifest has no
-    first row id; the files' own ids are then ignored.
+    Files without an id are assigned ids in order, starting at the manifest's first row id.
+
+    Returns:
+        None if the manifest has no first row id. The first row ids of its files are ignored then.
     """
     if manifest.first_row_id is None or not len(rows):
         return None
@@ -97,7 +102,7 @@ class DeleteIndex:
     Immutable.
 
     `specs` and `schemas` are all specs and schemas of the table's metadata. They determine which specs are
-    unpartitioned, and which columns are required or were promoted.
+    unpartitioned, which columns are required, and which columns were promoted.
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
@@ -193,13 +198,19 @@ class DeleteIndex:
                 equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
-        """Return int64[paths], the ids of the paths: assigned when a path first occurs; -1 for None."""
+        """Return int64[paths], an id for each path; -1 for None.
+
+        A path that has no id yet is assigned the next id.
+        """
         path_ids = self._paths
         ids = [-1 if path is None else path_ids.setdefault(path, len(path_ids)) for path in paths]
         return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows], the ids of the rows' partitions, assigned when a partition first occurs."""
+        """Return int64[rows], an id for the partition of each row.
+
+        A partition that has no id yet is assigned the next id.
+        """
         if not len(rows):
             return rows
         scope_of = self._partitions.setdefault(block.spec_id, {})
@@ -218,7 +229,10 @@ class DeleteIndex:
         return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
     def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
-        """Return the values of the spec's fields, ordered by field id, for any order in the manifest."""
+        """Return the partition of each row: the values of the spec's fields, ordered by field id.
+
+        The order of the fields in the manifest does not matter.
+        """
         ids = self._fields.get(block.spec_id, ())
         return (
             zip(*(self._values(block, field_id, rows) for field_id in ids), strict=True)
@@ -227,7 +241,7 @@ class DeleteIndex:
         )
 
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """Return the values of `_read_partition_values`.
+        """Return the partition values of one field, as `_read_partition_values` does.
 
         If the column was promoted, dates are converted to the unit of timestamps.
         """
@@ -289,7 +303,7 @@ class DeleteIndex:
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
-        """Add deletion vectors, and position deletes for data files without one."""
+        """Add to `applying` the deletion vectors, and the position deletes of data files without a deletion vector."""
         vectors = self._vectors.find_first_position(paths, sequences)
         without = vectors < 0
         by_path = self._by_path.find_first_position(np.where(without, paths, -1), sequences)
@@ -306,7 +320,8 @@ class DeleteIndex:
             )
             if (first >= 0).any()
         ]
-        # The start in each group determines the deletes that apply: they are computed once for files with equal starts.
+        # The start positions in all groups determine which deletes apply, so these are computed once for files with
+        # equal start positions.
         alike = np.zeros(len(positions), dtype=np.int64)
         examples = positions
         for _, first in parts:
@@ -325,7 +340,7 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Add equality deletes; files with equal results share them."""
+        """Add the equality deletes to `applying`. Files with equal results share one tuple."""
         deletes_of: dict[int, list[int]] = {}
         blocks = [(self._view.blocks[number], positions, local) for number, positions, local in self._by_block(rows)]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
@@ -342,7 +357,7 @@ class DeleteIndex:
 
 
 class _Collected:
-    """Lists of delete files with their groups."""
+    """Delete files with the group and the sequence number of each."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Longs, Longs, Longs]] = []
@@ -361,7 +376,7 @@ class _Collected:
 class _Groups:
     """Delete files sorted by group, then by sequence number.
 
-    So the delete files that apply to a data file are at the end of its group.
+    With this order, the delete files that apply to a data file are at the end of the data file's group.
     """
 
     def __init__(self, collected: _Collected) -> None:
@@ -380,9 +395,9 @@ class _Groups:
         return groups * (len(self._distinct) + 1) + ranks
 
     def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
-        """Return the position of the first delete file of each group with an equal or higher sequence number.
+        """Return, for each group, the position of its first delete file with an equal or higher sequence number.
 
-        The position is -1 if no delete file has such a number, and for the group -1.
+        The position is -1 if no delete file of the group has such a number, and for the group -1.
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
@@ -418,7 +433,7 @@ def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
-    """Return the single data file that each position delete refers to; None if it may refer to several.
+    """Return the single data file that each position delete refers to; None if a delete may refer to several files.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """

@@ -1,12 +1,16 @@
 """Finds the equality deletes that can match rows of a data file, according to the statistics of both.
 
-An equality delete applies to older data files in its scope: its partition, or all files if its spec is unpartitioned
-(Iceberg spec, "Scan Planning"). It is omitted only if one of its columns proves that no key equals a row: the ranges
-are disjoint, and nulls and NaNs cannot be on both sides. Unknown or incomparable statistics prove nothing.
+An equality delete applies to older data files in its scope. The scope is the delete's partition, or all files if
+its spec is unpartitioned (Iceberg spec, "Scan Planning"). The delete is omitted only if one of its columns proves
+that no key equals a row: the ranges are disjoint, and not both files may have nulls, and not both may have NaNs.
+Unknown or incomparable statistics prove nothing.
 
-Java's DeleteFileIndex does the same, but has three faults that this module avoids. It forgets that bounds exclude NaN,
-and that a required column is null in a null struct. It compares UUIDs in one order, but writers order them as signed
-or as unsigned numbers; this module compares only upper halves on which both orders agree.
+Java's DeleteFileIndex does the same, but has three faults that this module avoids:
+
+- It ignores that bounds exclude NaN.
+- It ignores that a required column is null in a null struct.
+- It compares UUIDs in one order, but writers order them as signed or as unsigned numbers. This module compares only the
+  upper halves of UUIDs on which both orders agree.
 
 Bounds are compared as ranks among the delete files' bounds, so the same comparison works for all types. The delete
 files of a scope, sorted by their first column, are the leaves of a tree of summaries. All data files descend the tree
@@ -29,9 +33,11 @@ from seamark.metaserver.index.blocks.strings import strings
 
 _CHILDREN_PER_NODE_BITS = 3
 _CHILDREN_PER_NODE = 1 << _CHILDREN_PER_NODE_BITS
-"""The number of children of a node."""
+"""The number of children of a node in the tree."""
 _PAIRS_MAX = 1 << 21
-"""The maximum number of pairs of a data file and a node in memory, besides those of one data file.
+"""The maximum number of pairs of a data file and a node in memory.
+
+The pairs of a single data file may exceed it.
 
 A pair takes about 60 bytes.
 """
@@ -46,10 +52,10 @@ Values = npt.NDArray[Any]
 
 class EqualityDelete(NamedTuple):
     delete: int
-    """The row among the view's delete rows."""
+    """The position of the delete file among the view's delete rows."""
     block: int
     row: int
-    """The row in the block."""
+    """The row of the delete file in its block."""
     scope: int
     sequence: int
     """The highest data sequence number to which the delete applies."""
@@ -185,10 +191,11 @@ class _ColumnGroup:
     def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
         """Return (row, leaf) of all pairs that may match.
 
-        None if there are more pairs than the limit and `rows` can be split.
+        Returns:
+            None if there are more pairs than `_PAIRS_MAX` and `rows` can be split.
         """
         first, last = data_files.first[rows], data_files.last[rows]
-        # Each file enters the tree at the level where few nodes cover its scope.
+        # Each file enters the tree at the level where few nodes cover the scope of the file.
         entry = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
@@ -231,7 +238,7 @@ def _summarize_level(level: _Level) -> _Level:
 
 
 def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """Return all numbers of the ranges [first, last), and for each number the index of its range."""
+    """Return all numbers of the ranges [first, last), and the index of the range of each number."""
     counts = np.maximum(last - first, 0)
     ranges = np.repeat(np.arange(len(first)), counts)
     before = np.cumsum(counts) - counts
@@ -253,7 +260,11 @@ class _Column:
     def from_pieces(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
     ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
-        """Return (column, ranks and flags of each delete file); None if no delete file has statistics of the column."""
+        """Return (column, ranks and flags of each delete file).
+
+        Returns:
+            None if no delete file has statistics of the column.
+        """
         kind = next((kind for block, _ in pieces if (kind := block.kind(column_id)) is not None), None)
         if kind is None:
             return None
@@ -292,9 +303,9 @@ class _Statistics(NamedTuple):
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint8]
-    """Flags that say whether the file may contain nulls or NaNs, which bounds exclude."""
+    """Whether the file may contain nulls, and whether it may contain NaNs. Bounds exclude both."""
     empty: npt.NDArray[np.bool_]
-    """Whether all values are null."""
+    """Whether all values of the file are null."""
 
 
 def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
@@ -358,9 +369,16 @@ def _compute_ranks(
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """Return the number of values in `among` that are less than each value.
+    """Return, for each of `values`, the number of values in `among` that are less.
 
-    If `side` is "right", values that are equal are counted, too. `nowhere` is returned for files without values.
+    Args:
+        among: The values among which to rank, ascending.
+        values: The values to rank; None if none of them is known.
+        is_known: Whether each value is known.
+        side: "right" to count equal values of `among`, too.
+        unknown_rank: The rank of unknown values.
+        empty: Whether each file has no values.
+        nowhere: The rank of files without values.
     """
     ranks = np.full(len(is_known), unknown_rank, dtype=np.int64)
     if values is not None and len(among):

@@ -1,9 +1,9 @@
 """Coverage: the files of a view for which an index has entries.
 
 A file's identity is a hash of path, size and record count (`hashing.file_ids`), so an entry is valid for every snapshot
-that contains the file. The identities in index files are matched with those of the view. The identities are computed
-once per block, which snapshots share, and sorted once per view; they are kept as long as the block and the view. Plans
-and lookups share a view's coverage. If a view lists a file twice, only one of its positions is matched.
+that contains the file. The identities in index files are matched with the identities of the view's files. The latter
+are computed once per block, which snapshots share, and sorted once per view. They are kept as long as the block and the
+view. Plans and lookups share a view's coverage. If a view lists a file twice, only one of its positions is matched.
 
 A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
 covers it.
@@ -72,7 +72,7 @@ class FileIds:
     def are_covered_by(self, ids: Words) -> Mask:
         """Return bool[count]: whether the identity of each file is in `ids`, uint64[n, 2].
 
-        It is True for both positions of a file that is listed twice.
+        If a view lists a file twice, the result is True for both positions.
         """
         mask = np.zeros(self.count, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
@@ -99,7 +99,7 @@ class CoveredFiles(NamedTuple):
 
 
 class IndexFileRef(Protocol):
-    """An index file, in memory or remote."""
+    """An index file, in memory or read remotely."""
 
     @property
     def location(self) -> str: ...
@@ -138,7 +138,7 @@ class Coverage:
 
     @property
     def by_position(self) -> tuple[Longs, Longs]:
-        """For each position in the view, the index of the part and the index of the file in the part.
+        """For each position in the view, (number of the index file, number of the data file in the index file).
 
         Both are int64[files of the view]; -1 for files that are not covered.
         """

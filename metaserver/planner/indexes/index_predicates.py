@@ -46,7 +46,7 @@ A predicate with more values than remain does not use the index.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySetPredicate:
-    """A dynamic filter on an indexed column, which requires that the term's value is one of the keys."""
+    """A dynamic filter on an indexed column. It requires that the term's value is one of the keys."""
 
     definition: IndexDefinition
     dynamic_filter: DynamicFilter
@@ -56,7 +56,7 @@ class KeySetPredicate:
         return self.definition.id, id(self.dynamic_filter)
 
     def query(self) -> IndexQuery | None:
-        """Return the query; None if the index prunes nothing for this many keys."""
+        """Return the query for the index; None if the index prunes nothing for this many keys."""
         return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
 
 
@@ -71,7 +71,7 @@ class IndexPredicate(NamedTuple):
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def query(self) -> IndexQuery | None:
-        """Return the query; None if the index does not support the predicates."""
+        """Return the query for the index; None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
@@ -85,9 +85,9 @@ class IndexPredicate(NamedTuple):
 class IndexProjection:
     """A filter projected onto the indexes of a table.
 
-    `expression` has fields instead of columns: one for each definition with one term. `by_field` maps each field to its
-    definition. `composite` lists the definitions with several terms, each with equalities on all of its terms that
-    follow from the filter.
+    `expression` has fields instead of columns: one field for each definition with one term. `by_field` maps each
+    field to its definition. `composite` lists the definitions with several terms, each with the equalities on all of
+    its terms that follow from the filter.
     """
 
     expression: Expression
@@ -160,7 +160,7 @@ class _Budget:
     def allows(self, predicate: Bound, field: PartitionField) -> bool:
         """Return whether the field's transform may be applied to the predicate's values.
 
-        If it returns True, the method deducts the values from the budget.
+        If the method returns True, it deducts the number of values from the budget.
         """
         cost = 0 if field.transform == IDENTITY else len(predicate.values)
         if cost > self.values:
@@ -197,8 +197,9 @@ def _project_predicate(
 def _has_values_of(predicate: Bound, term: Term) -> bool:
     """Return whether the predicate's values are valid for the term.
 
-    In an older schema the column may have another type. The days of a date are not the microseconds of the timestamp to
-    which it was promoted, and transforms overflow at different values for different types.
+    In an older schema the column may have another type, and then the values may mean something else. For example, the
+    days of a date are not the microseconds of the timestamp to which the date was promoted. Transforms also overflow
+    at different values for different types.
     """
     if predicate.kind == term.source:
         return True
@@ -212,14 +213,15 @@ def _project_function(predicate: Bound, term: Term, field_id: int, name: str) ->
 
 
 def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
-    """Return the predicate, or TRUE if its index does not support it."""
+    """Return the predicate, or TRUE if the index of its field does not support it."""
     return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 
 def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
-    """Return, for each term, a predicate that lists values and that every matching row satisfies.
+    """Return, for each term of the definition, a predicate that lists values and that every matching row satisfies.
 
-    None if a term has no such predicate.
+    Returns:
+        None if a term has no such predicate.
     """
     listed = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []
@@ -239,7 +241,11 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
 
 
 def _values_of_term(predicate: Bound, term: Term) -> Bound | None:
-    """Return a predicate that lists the term's values in matching rows; None if they are not limited to a list."""
+    """Return a predicate that lists the term's values in matching rows.
+
+    Returns:
+        None if the predicate does not limit the term's values to a list.
+    """
     if predicate.column_id != term.column_id or not _has_values_of(predicate, term):
         return None
     if term.transform in INDEXED_FUNCTIONS:

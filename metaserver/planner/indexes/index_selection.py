@@ -41,14 +41,14 @@ log = structlog.get_logger()
 
 
 class _RemoteHits(NamedTuple):
-    """Results of an index file that is read remotely: uint8[files] by predicate key."""
+    """The results of an index file that is read remotely: uint8[files] by predicate key."""
 
     remote: RemoteIndexFile
     hits: dict[object, Flags]
 
 
 def _take_result(task: asyncio.Task[T | None]) -> T | None:
-    """Return the result of a task; None if the task is not done.
+    """Return the result of a task, or None if the task is not done or has failed.
 
     An unexpected error is logged and does not fail the plan.
     """
@@ -80,7 +80,7 @@ class IndexSelection:
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
         """Return the definitions that plans of the table may use.
 
-        These are the enabled definitions, or no definitions if the table has no index file.
+        These are the enabled definitions. If the table has no index file, the result is empty.
         """
         if entry is None or entry.index_version == 0:
             return ()
@@ -161,7 +161,7 @@ class IndexSelection:
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
         """Return the opened index files, and the results of index files that were read remotely, both by location.
 
-        Files that do not arrive in time are missing from both; their fetches continue.
+        Index files that do not arrive in time are missing from both results; their fetches continue.
         """
         opened: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
@@ -176,7 +176,7 @@ class IndexSelection:
         large = [file for file in absent if self._indexes.supports_remote_reads(file)]
         fresh = not all(self._indexes.is_being_fetched(file) for file in large)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if fresh:  # a read from the local disk takes little time
+        if fresh:  # Reading from the local disk takes little time.
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         remote_reads = {
             file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
@@ -198,7 +198,8 @@ class IndexSelection:
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
         """Return the results of a large index file for all predicates of the plan.
 
-        None if the index file cannot evaluate all of them.
+        Returns:
+            None if the index file cannot evaluate all of the predicates.
         """
         predicates = projection.predicates_for(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
@@ -216,7 +217,7 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Load, by range reads, the rows of data files that are in bitmap indexes but not in memory.
+        """Load, by range reads, the rows of data files that bitmap indexes have but that are not in memory.
 
         Returns:
             Whether any rows were loaded.

@@ -1,9 +1,9 @@
 """Prunes by indexes: removes files for which bloom filters, bitmaps or record keys prove that no row matches.
 
 A file is removed only if an index that covers the file (by its identity, `hashing.file_ids`) proves that no row matches
-for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, has keys of another
-type, or if the time budget is used up. Indexes ignore deletes, which only remove matches. `index_predicates.py` decides
-which index evaluates which predicate.
+for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, if it has keys of
+another type, or if the time budget is exhausted. Indexes ignore deletes, because deletes only reduce the matching rows.
+`index_predicates.py` decides which index evaluates which predicate.
 
 Bitmaps identify the matching rows of a file. If each predicate of a conjunction matches some row of a file, but no row
 matches all of them, the file is removed. This step is last, and checks each of the remaining files.
@@ -40,7 +40,7 @@ class Probe:
     """Applies indexes to one plan.
 
     `coverage` is by definition id, and `opened` is by location. An index file that is not in `opened` is ignored.
-    `damaged` collects the index files for which a probe failed, and the reasons.
+    `damaged` has the index files for which a probe failed, with the reasons.
     """
 
     view: TableView
@@ -52,7 +52,7 @@ class Probe:
     remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
     """The remote index files, by location."""
     listed_files: Sequence[RegisteredIndexFile] = ()
-    """All index files that the plan might use."""
+    """All index files that the plan may use."""
     until_s: float = 0.0
     """The time until which the plan may wait for index files, in monotonic seconds."""
     is_late: bool = False
@@ -103,7 +103,7 @@ class Probe:
     def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
         """Narrow the selection by all indexes of these kinds.
 
-        The kinds include those of earlier steps, because the sides of a disjunction may need different kinds.
+        `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
         """
         self._narrow(selection, self.projection.expression, kinds, expired)
         for definition, equalities in self.projection.composite:
@@ -144,13 +144,13 @@ class Probe:
             before = selection.count()
             selection.intersect(kept_flags)
             files, removed = self.counts.get(definition_id, (0, 0))
-            # A later step that includes this kind applies the result again without a probe.
+            # A later step with more kinds applies the result of this probe again without another probe.
             self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
     def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
         """Return uint8[files of the view]: 1 for files that are kept.
 
-        A file is kept if the index does not cover it, if a row may match, or if there was no time to check it.
+        A file is kept if the index does not cover it, if a row may match, or if the time did not suffice to check it.
         """
         coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
         if coverage is None or query is None:
@@ -196,7 +196,7 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
-        """Remove each file that has no row in all bitmaps."""
+        """Remove each file that has no row that all bitmaps contain."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._conjuncts()
         for position in selection.positions().tolist():
@@ -209,7 +209,7 @@ class Probe:
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
         """Return (conjuncts for bitmaps in memory, the rest of the expression).
 
-        The conjuncts with the smallest share of keys are first.
+        The conjuncts are in ascending order of the share of keys that they match.
         """
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
@@ -221,7 +221,7 @@ class Probe:
                 remainder.append(child)
             else:
                 wanted.append((self.projection.by_field[child.column_id], keys))
-                if not self._is_in_memory(wanted[-1][0]):  # `_rows` decides which rows to load
+                if not self._is_in_memory(wanted[-1][0]):  # `_rows` decides which rows to load.
                     remainder.append(child)
         wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
@@ -238,7 +238,7 @@ class Probe:
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the codes that match a predicate; None if other rows may match, too."""
+        """Return the codes of the keys that match a predicate; None if other rows may match, too."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -291,9 +291,10 @@ class Probe:
             return None
 
     def _bitmap_at(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
-        """Return (location of the index file that covers the file, index of the file in it, its bitmaps).
+        """Return (location of the index file that covers the file, index of the file in it, bitmaps of the index file).
 
-        None if no index file covers the file, or if its bitmaps have another number of rows.
+        Returns:
+            None if no index file covers the file, or if the bitmaps have another number of rows than the file.
         """
         coverage = self.coverage.get(predicate.definition.id)
         location_and_file = None if coverage is None else coverage.file_at(position)
@@ -311,7 +312,7 @@ class Probe:
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """Return the bitmaps that can give the rows of this data file; None if they are not available."""
+        """Return the bitmaps that contain the rows of this data file; None if they are not available."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

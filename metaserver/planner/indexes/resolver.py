@@ -32,7 +32,7 @@ class RemoteRows(NamedTuple):
 
 
 class RecordIndex(NamedTuple):
-    """The index files of a record index, by location: in memory (`opened`), or read remotely (`remote`)."""
+    """The index files of a record index, by location. `opened` are in memory, and `remote` were read remotely."""
 
     coverage: Coverage
     opened: Mapping[str, OpenIndex]
@@ -41,7 +41,7 @@ class RecordIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class BitmapIndex:
-    """A bitmap index of one term: its coverage of a view, and its files by location."""
+    """A bitmap index on one term: its coverage of a view, and its files by location."""
 
     definition: IndexDefinition
     coverage: Coverage
@@ -107,7 +107,8 @@ class IndexResolver:
     async def load(self, index: BitmapIndex, positions: Iterable[int]) -> None:
         """Load the rows of the data files at these positions in the view.
 
-        The method waits for index files that cannot be read by range, and removes unusable index files from `files`.
+        If an index file cannot be read by range, the method waits until the whole file is loaded. It removes index
+        files that cannot be used from `index.files`.
         """
         missing: dict[str, list[int]] = {}
         for position in positions:

@@ -1,8 +1,8 @@
 """Row intersection: decides by bitmap indexes whether a single row of a file satisfies several predicates.
 
-Data that do not depend on the file are prepared first: the tables of keys, and the index file for each data file.
-Columns that a kernel can read are intersected together (`_rows.pyx`), in ascending order of their share of keys, until
-a common row is found.
+Data that do not depend on the data file are prepared first: the tables of keys, and the index file that covers each
+data file. Columns that a kernel can read are intersected together (`_rows.pyx`), in ascending order of their share
+of keys, until a common row is found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from seamark.formats.index.kernels._rows import Column
 
 COLUMNS_MAX = 32
-"""The maximum number of columns of `any_row`. Without the widest columns, more files are kept, which is safe."""
+"""The maximum number of columns of `any_row`.
+
+If there are more, the columns with the largest share of keys are not evaluated. Then more files are kept, which
+is safe.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +55,8 @@ class Conjunct:
             keys: The keys that match.
             coverage: The files that the index files cover.
             opened: The index files in memory, by location.
-            damaged: Damaged index files, by location. Files that are found damaged are added, and not used again.
+            damaged: Damaged index files, by location. An index file that turns out to be damaged is added, and not
+                used again.
         """
         self._keys = keys
         self._damaged = damaged
@@ -61,7 +66,11 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """Return the index file as a part; None if it is unusable, or if the conjunct selects all of its keys."""
+        """Return the part for the index file at this location.
+
+        Returns:
+            None if the index file cannot be used, or if the conjunct selects all keys of the index file.
+        """
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -78,13 +87,16 @@ class Conjunct:
         return any(part is not None for part in self.parts)
 
     def file_at(self, position: int) -> tuple[_Part, int] | None:
-        """Return the index file that covers the file at this position in the view, and the index of the file in it."""
+        """Return (part of the index file that covers the data file, number of the data file in it).
+
+        `position` is the position of the data file in the view.
+        """
         number = self._part_of[position]
         part = None if number < 0 else self.parts[number]
         return None if part is None else (part, self._file_of[position])
 
     def column(self, part: _Part, file: int) -> Column | None:
-        """Return the column of a file, as `Bitmap.column` does.
+        """Return the column of a data file, as `Bitmap.column` does.
 
         Raises:
             ValueError: The column is damaged or has another number of rows.

@@ -1,8 +1,8 @@
 """Columns of a dimension table's data files in memory, and the rows that may match a filter.
 
-A column consists of its sorted distinct keys and the rank of each row's key, as in a bitmap index, so that predicates
-have the semantics of index pruning (`semantics.py`, POSSIBLE): a row is excluded only if it matches for no client. A
-predicate that cannot be evaluated is true. The functions have no side effects.
+A column consists of its sorted distinct keys and the rank of each row's key, as in a bitmap index. So predicates
+have the same semantics as in index pruning (`semantics.py`, POSSIBLE): a row is excluded only if it matches for no
+client. A predicate that cannot be evaluated counts as true. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FileColumn:
 
     @staticmethod
     def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Return the column of an array.
+        """Return the column with the values of an array.
 
         Raises:
             ValueError: The array has values of another type, or too many values.

@@ -1,10 +1,11 @@
 """Key sets of dimension tables: the values that their columns have in the rows that match a filter.
 
 A key set is always complete, but may have more keys than necessary: deletes are not applied, and a predicate that
-cannot be evaluated is true. Caches are keyed by immutable objects: a column by its data file, so that after a commit
-only its new files are read, and a key set by manifest list and filter. There are limits for the rows, bytes and time of
-one table, and for the bytes of all tables. Beyond a limit there are no keys (`DimensionSkipped`), and the plan does not
-use the join. Work that finishes too late serves the next plan.
+cannot be evaluated counts as true. Caches are keyed by immutable objects. The key of a column is its data file, so
+only new data files are read after a commit. The key of a key set is the manifest list and the filter. The rows,
+bytes and time of one table are limited, and so are the bytes of all tables. If a limit is exceeded, there are no
+keys (`DimensionSkipped`), and the plan does not use the join. The result of work that finishes too late serves the
+next plan.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ _FILES_CONCURRENT = 4
 _TABLES_CONCURRENT = 2
 """The maximum number of tables that are read and evaluated concurrently. It limits the memory; other tables wait."""
 _KEYS_DIVISOR = 4
-"""Key sets use a quarter of the memory."""
+"""Key sets use at most a quarter of the memory."""
 
 
 class DimensionSkipped(Exception):
-    """A dimension table gives no keys. The reason is in `reason`."""
+    """A dimension table gives no keys. `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -97,17 +98,19 @@ class ListedFile(NamedTuple):
     records: int
     format: str
     identity: frozenset[int]
-    """The columns with identity partitioning. The data file may therefore lack them."""
+    """The columns with identity partitioning. The data file may lack these columns."""
 
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """Requests the values of columns in the rows that the scan matches, as keys of the type beside each column.
+    """A request for the values of columns in the rows that the scan matches.
+
+    The values are keys of the type beside each column.
 
     Attributes:
-        likes: The LIKE predicates, all of which are true for the rows.
-        operators: Requests spans instead (`ranges.py`): the operators between a column of the type beside each column,
-            and these columns. The keys are the starts and the ends of the spans.
+        likes: The LIKE predicates. The rows satisfy all of them.
+        operators: If operators are given, the request is for spans (`ranges.py`). Each operator compares a column of
+            the planned table with one of these columns. The keys are the starts and the ends of the spans.
     """
 
     bound_scan: BoundScan
@@ -118,7 +121,7 @@ class DimensionRequest:
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
-        """Return each column that is read from a data file once: columns of the keys, the filters, and LIKE."""
+        """Return the columns that are read from a data file: columns of the keys, of the filters and of LIKE."""
         return tuple(
             dict.fromkeys(
                 (
@@ -160,12 +163,12 @@ class Dimensions:
         self._concurrency = asyncio.Semaphore(_TABLES_CONCURRENT)
 
     async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
-        """Return the keys of each column, without null.
+        """Return the keys of each column. Null is not among the keys.
 
         The method waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: The keys cannot be determined, or not in time.
+            DimensionSkipped: The keys cannot be determined, or are not ready in time.
         """
         key = request.key
         cached = self._keys.get(key)
@@ -186,12 +189,12 @@ class Dimensions:
     async def condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Return the condition that `read` derives from a plan. `read` runs in a thread.
+        """Return the condition that `read` derives from a plan of the scan. `read` runs in a thread.
 
         The method waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: No condition can be derived, or not in time.
+            DimensionSkipped: No condition can be derived, or it is not ready in time.
         """
 
         async def plan() -> Expression:
@@ -215,7 +218,7 @@ class Dimensions:
     def _forget_task(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            # Retrieve the error, which the waiting request reports.
+            # Retrieve the error, so that asyncio logs no warning. The waiting request reports the error.
             task.exception()
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
@@ -354,7 +357,7 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
 
 
 def _spans_of(request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans that the rows mean for the compared column."""
+    """Return the starts and the ends of the spans in which the rows allow the compared column."""
     kind = request.columns[0][1]
     try:
         return (_code_spans_of if has_codes(kind) else _ranked_spans_of)(request, read, rows, kind)

@@ -1,12 +1,13 @@
 """Conditions on a column that is compared with the minimum or the maximum of another column, from statistics of files.
 
-The maximum of the rows that meet a filter has two limits:
-- It is not greater than the greatest upper bound of the files that may have such a row.
-- A file without deletes whose rows all meet the filter, and that has a value other than null, has a value that is not
-  less than its lower bound. So the maximum is not less than the greatest of these bounds, even where bounds are wider
-  than the values.
+The maximum of the rows that satisfy a filter has two limits:
+- The maximum is not greater than the greatest upper bound of the files that may have such a row.
+- A file without deletes whose rows all satisfy the filter, and that has a value other than null, has a value that is
+  not less than the file's lower bound. So the maximum is not less than the greatest of these lower bounds. This is true
+  even if the bounds are wider than the values.
 
-The limits of the minimum are the same in the other direction. If no file may have a value, the extreme is null. Pure.
+The limits of the minimum are the same in the other direction. If no file may have a value, the extreme is null. The
+functions have no side effects.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from seamark.metaserver.planner.view.view import Selection, never
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
-"""Files with the nearest bounds whose deletes are looked up."""
+"""The maximum number of files whose deletes are looked up: the files with the nearest bounds."""
 
 
 @dataclass(frozen=True)
 class RowsOutside:
-    """The rows that the extreme does not count: those for which the filter is not true.
+    """The rows that do not count for the extreme, because the filter is not true for them.
 
     Attributes:
         condition: A condition that is true for at least these rows.
-        by_spec: The same on partition values, by spec id, as in `narrow_by_partition`.
+        by_spec: The condition on partition values that follows from `condition`, by spec id, as in
+            `narrow_by_partition`.
     """
 
     condition: Expression
@@ -45,9 +47,9 @@ class RowsOutside:
 
 @dataclass(frozen=True)
 class ExtremeLimits:
-    """The limits of an extreme; None if there is none.
+    """The limits of an extreme; None for a direction without a limit.
 
-    `is_null`: no row has a value, so that no comparison with the extreme is true.
+    If `is_null` is true, no row has a value, so that no comparison with the extreme is true.
     """
 
     low: int | None = None
@@ -58,13 +60,13 @@ class ExtremeLimits:
 def find_extreme_limits(
     extreme: str, column: RequestedColumn, scan: ScanPlan, outside: RowsOutside | None
 ) -> ExtremeLimits:
-    """Return the limits of the extreme of a column in the rows that meet the filter of a scan.
+    """Return the limits of the extreme of a column in the rows that satisfy the filter of a scan.
 
     Args:
         extreme: `MINIMUM` or `MAXIMUM`.
-        column: The column, with integers as bounds.
+        column: The column. Its bounds are integers.
         scan: A plan of the filter.
-        outside: The rows that do not count; None if they are not known exactly.
+        outside: The rows that do not count; None if these rows are not known exactly.
     """
     files = files_at(scan.view, scan.entry_ids)
     statistics = files.stats(column)
@@ -77,7 +79,9 @@ def find_extreme_limits(
 
 
 def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
-    """Return the bound that no value is beyond.
+    """Return the bound that no value of the column exceeds.
+
+    For the maximum, it is the greatest upper bound, and for the minimum, the least lower bound.
 
     Returns:
         An empty tuple if a file that may have a value has no bound; None if no file has a value.
@@ -95,7 +99,11 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
 def _find_nearest(
     extreme: str, files: FoundFiles, statistics: FoundStatistics, scan: ScanPlan, outside: RowsOutside
 ) -> int | None:
-    """Return the best bound that some value reaches; None if no file is known to have a value that counts."""
+    """Return the greatest lower bound that some value reaches, or for the minimum, the least upper bound.
+
+    Returns:
+        None if no file is known to have a value that counts.
+    """
     bounds = _bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
     nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
@@ -120,16 +128,16 @@ def _bounds(statistics: FoundStatistics, side: str) -> Longs:
 
 
 def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: ExtremeLimits) -> Expression:
-    """Return the condition that a column is equal to an extreme, less or greater.
+    """Return the condition that follows from a comparison of a column with an extreme.
 
     Args:
         column: The column.
-        op: The operator: `column op extreme`.
+        op: The operator in `column op extreme`: `=`, `<`, `<=`, `>` or `>=`.
         other: The type of the extreme.
         limits: The limits of the extreme.
 
     Raises:
-        ValueError: The limits give no condition.
+        ValueError: No condition follows from the limits.
     """
     if limits.is_null:
         return FALSE

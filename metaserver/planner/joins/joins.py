@@ -1,10 +1,10 @@
 """Dynamic filters from joins: the keys that a row needs in order to join with a row of the other table.
 
-A row is needed only if each join has a partner for it: a row of the other table that may match the join's
-filter, and that has equal, non-null values in all columns of `on`. If `on` has several columns, each has
-its own key set, so together they admit a superset. Types whose equality differs from that of their keys,
-such as floats, give no filter. A join that exceeds its time or limits is skipped, and its outcome reports
-this.
+A row is needed only if each join has a partner for the row. A partner is a row of the other table that may match
+the join's filter, and that has equal, non-null values in all columns of `on`. If `on` has several columns, each
+column has its own key set, so all key sets together may admit more rows than the join. Types whose equality differs
+from the equality of their keys, such as floats, give no filter. A join that exceeds its time or limits is skipped,
+and its outcome reports this.
 
 A join on the day, month, year or hour of a column, or by `<`, `>` or BETWEEN, becomes a condition on the column. Joins
 that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
@@ -61,7 +61,7 @@ IN_LOOP_VALUES = 200
 
 
 class Pair(NamedTuple):
-    """A column of the table that is compared with a column of the other table.
+    """A column of the planned table that is compared with a column of the other table.
 
     The types are canonical names.
     """
@@ -75,15 +75,15 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestedJoin:
-    """A join with another table.
+    """A join of the planned table with another table.
 
     Attributes:
-        table: Its name in the request.
-        filter: Bound to the other table's columns.
-        operators: With `RANGE`, `MINIMUM` or `MAXIMUM` the operators between the columns of each pair. The pairs of
-            `RANGE` have one column of this table.
-        outside: With `MINIMUM` or `MAXIMUM` a condition, bound to the other table's columns, that is true for at least
-            the rows of which the column does not have the extreme; None if there is none.
+        table: The other table's name in the request.
+        filter: The filter on the other table, bound to its columns.
+        operators: For `RANGE`, `MINIMUM` or `MAXIMUM`, the operators between the columns of each pair. All pairs of
+            `RANGE` have the same column of the planned table.
+        outside: For `MINIMUM` or `MAXIMUM`, a condition that is bound to the other table's columns. It is true for at
+            least the rows that do not count for the extreme. None if there is no such condition.
     """
 
     table: tuple[str, ...]
@@ -95,19 +95,21 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """The other table has this period of the table's column (`periods.py`). With `MINIMUM` or `MAXIMUM`, the column is
-    compared with the extreme of the other table's column (`extremes.py`), with `RANGE` with the column itself
-    (`ranges.py`)."""
+    """What the column of the planned table is compared with.
+
+    A period: the other table contains this period of the column (`periods.py`). `MINIMUM` or `MAXIMUM`: the
+    extreme of the other table's column (`extremes.py`). `RANGE`: the other table's column itself (`ranges.py`).
+    """
     any_of: int | None = None
-    """The number of a group of alternative joins: a row needs a partner in one join of the group."""
+    """The number of a group of alternative joins. A row needs a partner in only one join of the group."""
     unless: Expression = FALSE
-    """Bound to this table's columns: rows that may match it need no partner."""
+    """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
 
     @property
     def is_filter(self) -> bool:
-        """Whether a row needs a partner with an equal value."""
+        """Whether each row needs a partner with an equal value, so that the join gives a dynamic filter."""
         return self.transform == IDENTITY and self.any_of is None and self.unless == FALSE
 
 
@@ -115,7 +117,8 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     """The result of a join.
 
     Attributes:
-        keys: The number of keys or ranges, for several columns the smallest; None if the join was skipped.
+        keys: The number of keys or ranges. For several columns, it is the smallest number. None if the join was
+            skipped.
     """
 
     table: tuple[str, ...]
@@ -130,7 +133,7 @@ class JoinFilters(NamedTuple):
     outcomes: tuple[JoinOutcome, ...]
     """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
-    """A condition on the table's columns, from joins that do not give dynamic filters."""
+    """A condition on the planned table's columns, from joins that do not give dynamic filters."""
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
         if not self.dynamic_filters and self.condition == TRUE:
@@ -139,7 +142,7 @@ class JoinFilters(NamedTuple):
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
-    """Return the dynamic filters of a table's joins.
+    """Return the dynamic filters and the condition that follow from a table's joins.
 
     The function waits until `until_s`, in monotonic seconds.
     """
@@ -164,7 +167,7 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
 def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
     """Return the condition that a row satisfies if it has a partner in one of the alternatives.
 
-    TRUE for dynamic filters, which are evaluated separately.
+    The condition is TRUE if the alternatives give dynamic filters, which are evaluated separately.
     """
     if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
@@ -182,7 +185,7 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
 
 
 async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the filters of one join. `condition` limits the column whose period the other table contains."""
+    """Return the filters of one join. Their `condition` limits the column whose period the other table contains."""
     if join.transform in EXTREMES:
         return await _extreme_of(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
@@ -226,7 +229,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
     condition: Expression = TRUE
     try:
         if join.joins or join.likes:
-            raise DimensionSkipped("statistics do not state the extreme of the rows that meet joins or LIKE")
+            raise DimensionSkipped("statistics do not show the extreme of the rows that satisfy joins or LIKE")
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
         bound_scan = BoundScan.bind(join.metadata, request)
 
@@ -243,7 +246,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
 
 def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
-    """Return the rows of the other table of which the column does not have the extreme."""
+    """Return the rows of the other table that do not count for the extreme."""
     outside = join.outside
     if outside is None or not all(map(_is_counted, predicates_of(outside))):
         return None
@@ -252,7 +255,7 @@ def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
 
 
 def _is_counted(predicate: Bound) -> bool:
-    """Return whether statistics count each row on one side of a predicate for all clients.
+    """Return whether statistics decide a predicate for each row, in the same way for all clients.
 
     Clients differ about NaN, and some file formats do not count a field of a null struct as null.
     """
@@ -272,7 +275,7 @@ def _range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
-    """Return the condition on a column whose period is one of the keys.
+    """Return the condition on a column whose period must be one of the keys.
 
     Raises:
         DimensionSkipped: No condition follows from the keys.

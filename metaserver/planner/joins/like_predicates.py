@@ -1,10 +1,10 @@
 """LIKE predicates on the rows of a dimension table.
 
 Iceberg expressions support only LIKE patterns that are prefixes. A dimension's columns are in memory, so its rows are
-filtered by whole patterns, also for the column in lower or upper case. The rule of `dimension_columns.py` applies: a
-row is excluded only if it matches for no client. Engines convert non-ASCII characters in different ways, so if the
-predicate converts the case, rows with these characters are kept. Rows with truncated keys are kept, too. The functions
-have no side effects.
+filtered by whole patterns. The predicate may also convert the column to lower or upper case. The rule of
+`dimension_columns.py` applies: a row is excluded only if it matches for no client. Engines convert non-ASCII characters
+in different ways, so if the predicate converts the case, rows with these characters are kept. Rows with truncated keys
+are kept, too. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from seamark.metaserver.planner.joins.dimension_columns import Columns, Dimensio
 
 
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
-    """`column LIKE pattern ESCAPE escape`, or NOT LIKE.
+    """The predicate `column LIKE pattern ESCAPE escape`, or NOT LIKE.
 
-    A null value satisfies neither.
+    A null value satisfies neither of them.
     """
 
     column: str
     pattern: Annotated[str, msgspec.Meta(max_length=PATTERN_MAX)]
     escape: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] | None = None
     function: Literal["lower", "upper"] | None = None
-    """The function that is applied to the column."""
+    """The function that is applied to the column before it is compared with the pattern."""
     negated: bool = False
 
     @property
@@ -82,7 +82,7 @@ def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
 
 
 def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
-    """Return bool[keys]: the keys that may match."""
+    """Return bool[keys]: the keys that may match the predicate."""
     assert keys.starts is not None
     assert keys.heap is not None
     if not len(keys):

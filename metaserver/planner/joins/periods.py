@@ -66,7 +66,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
 def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
     """Return at most `RANGES_MAX` ranges, both ends included, that contain all of the ascending ordinals.
 
-    The widest gaps between the ordinals are outside the ranges.
+    The widest gaps between the ordinals are not in the ranges.
     """
     if not ordinals:
         return []
@@ -79,10 +79,11 @@ def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
 def _ordinal(value: int, kind: str, transform: str) -> int | None:
     """Return the number of the period that begins at the value. For years, the value may be the year itself.
 
-    None if no period begins at the value.
+    Returns:
+        None if no period begins at the value.
     """
     if kind in _YEAR_KINDS:
-        # An integer is a year, not a time.
+        # An integer value is a year, not a time.
         if not 1 <= value <= _LAST_YEAR:
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR

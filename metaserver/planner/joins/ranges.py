@@ -54,7 +54,7 @@ Distance: TypeAlias = Callable[[Longs, Longs], Longs]
 
 
 class LimitedColumn(NamedTuple):
-    """The column that is compared, with its full name and its type."""
+    """The column that is compared, with its full name and type."""
 
     column_id: int
     name: str
@@ -80,7 +80,7 @@ def limits_of_kind(kind: str) -> tuple[int, int]:
 
 
 def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[Longs, Mask]:
-    """Return the limits, inclusive, that comparisons with values of the other table mean for a column.
+    """Return the inclusive limits of a column that follow from comparisons with values of the other table.
 
     Args:
         values: The values; of floats, the positions of their codes.
@@ -89,11 +89,12 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         other: The type of the values.
 
     Returns:
-        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range of
+        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range
+        of
         `kind`.
 
     Raises:
-        ValueError: If a value has no exact counterpart of type `kind`.
+        ValueError: A value has no exact counterpart of type `kind`.
     """
     is_strict, is_lower = op in ("<", ">"), op in (">", ">=")
     if {kind, other} != {"date", "timestamp"}:
@@ -108,7 +109,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         if other == "date":
             limits = values * _DAY_MICROS
         else:
-            # `day >= t` requires the next midnight unless t is one; `day > t` requires a day after that of t.
+            # `day >= t` requires the next midnight, unless t is midnight. `day > t` requires a day after the day of t.
             days = values // _DAY_MICROS
             is_midnight = values % _DAY_MICROS == 0
             if is_lower:
@@ -127,7 +128,7 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
     """Return the condition that a column is less or greater than a value of type `other`.
 
     Raises:
-        ValueError: As `to_inclusive_limits`.
+        ValueError: The value has no exact counterpart of the column's type.
     """
     limits, possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
     if not possible[0]:
@@ -198,7 +199,8 @@ def _distance_of_integers(starts: Longs, ends: Longs) -> Longs:
 def merge_spans(starts: Longs, ends: Longs, distance: Distance = _distance_of_integers) -> tuple[Longs, Longs]:
     """Return at most `RANGES_MAX` ascending, disjoint spans, both ends included, with all values of the given spans.
 
-    Spans that end before they start are empty. The result leaves out the widest gaps between the spans.
+    Both ends of a span are included. Spans that end before they start are empty. The widest gaps between the spans
+    are not in the result.
     """
     is_span = starts <= ends
     starts, ends = starts[is_span], ends[is_span]
@@ -217,15 +219,17 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _distance_of_in
 def spans_of_rows(
     columns: Sequence[tuple[Codes, Mask, str]], operators: Sequence[str], kind: str
 ) -> tuple[Longs, Longs]:
-    """Return the merged spans that rows of the other table mean for a column of type `kind`.
+    """Return the merged spans in which rows of the other table allow a column of type `kind`.
 
     Args:
-        columns: For each operator the codes of a column (`keys.py`), the rows that have one, and its type.
-        operators: The operators between the column and these columns, a row for which all are true.
-        kind: The type of the column.
+        columns: For each operator, the codes of a column of the other table (`keys.py`), the rows that have a code,
+            and
+            the type of the column.
+        operators: The operators between the limited column and these columns. All of them must be true for a row.
+        kind: The type of the limited column.
 
     Raises:
-        ValueError: As `to_inclusive_limits`.
+        ValueError: A value has no exact counterpart of type `kind`.
     """
     rows = np.logical_and.reduce([present for _, present, _ in columns])
     low, high = limits_of_kind(kind)

@@ -22,14 +22,14 @@ Key = int | float | bytes
 
 
 class Axis(NamedTuple):
-    """The values of a column that are a bound of some file, ascending, each with a position from 0 to 1.
+    """The distinct bounds of a column's files in ascending order, each with a position from 0 to 1.
 
     Attributes:
-        by_value: Whether positions are proportional to the values; otherwise they are proportional to the ranks.
+        by_value: Whether positions are proportional to the values. Otherwise, they are proportional to the ranks.
     """
 
     keys: Any
-    """An array of numbers, or one list of bytes: objects for the bounds of ten million files would need a gigabyte."""
+    """An array of numbers, or one list of bytes. A list of objects for ten million files would need a gigabyte."""
     positions: Positions
     by_value: bool
 
@@ -64,8 +64,8 @@ class Ranges(NamedTuple):
     def mean_depth(self, axis: Axis) -> float | None:
         """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
 
-        The depth assumes that the values are evenly distributed over the range of the file. The result is the mean over
-        all files, or None if there are no files.
+        The method assumes that the values are evenly distributed over the range of the file. The result is the mean
+        over all files, or None if there are no files.
         """
         if not len(self.lower):
             return None
@@ -82,7 +82,7 @@ class Ranges(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """Files with neighbouring ranges.
+    """A group of files with neighbouring ranges, which is shown as one bar.
 
     Attributes:
         low, high: The positions of the lowest lower bound and the highest upper bound.
@@ -106,7 +106,7 @@ class SizeClass(NamedTuple):
 def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
     """Return an axis, and the ranges of the files in each snapshot on this axis.
 
-    `column` has a type with bounds.
+    The type of `column` must have bounds.
     """
     sides = [_read_keys(files.stats(column)) for files in snapshots]
     axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
@@ -117,7 +117,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     """Return at most `count` bars, ordered by lower and then by upper bound.
 
-    If there are no more files than bars, each file is a bar.
+    If there are at most `count` files, each file is a bar.
     """
     files = len(ranges.lower)
     order = np.lexsort((ranges.upper, ranges.lower))
@@ -134,7 +134,7 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
 def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
     """Return the non-empty size classes in ascending order."""
     sizes = data_files.longs("file_size_in_bytes").clip(0)
-    classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
+    classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent
     numbers, class_positions = np.unique(classes, return_inverse=True)
     counts = np.bincount(class_positions, minlength=len(numbers))
     totals = np.zeros(len(numbers), dtype=np.int64)
@@ -162,7 +162,7 @@ def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
 
 
 def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
-    """Return the axis of all keys, and the ranks of the keys of each side."""
+    """Return the axis of all keys, and for each item of `sides`, the ranks of its keys."""
     if any(isinstance(side, list) for side in sides):
         texts: list[Key] = sorted({key for side in sides for key in side})
         number_of = {key: number for number, key in enumerate(texts)}
@@ -173,7 +173,7 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
     values = keys.astype(np.float64)
     by_value = not by_rank and len(keys) > 1 and bool(np.isfinite(values[[0, -1]] / 2).all())
     if by_value:
-        halves = values / 2  # The difference of two doubles may overflow, but that of their halves may not.
+        halves = values / 2  # The difference of two doubles may overflow, but the difference of their halves does not.
         positions = (halves - halves[0]) / (halves[-1] - halves[0])
     else:
         positions = _place_evenly(len(keys))

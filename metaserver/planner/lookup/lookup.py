@@ -2,7 +2,7 @@
 
 A lookup reads only the blocks that contain a file of the partitions, and only the requested columns. It selects
 segments of the blocks' rows. Columns are gathered into arrays when they are read, without an object per row
-(`_lookup.pyx`). Answers are exact: the values of the manifest, converted to the current type of the column.
+(`_lookup.pyx`). Results are exact: the values of the manifest, converted to the current type of the column.
 
     found = lookup(view, Prefix or EVERYTHING)
     stats = found.stats(column)          # stats.lower(), stats.counts("null_value_counts"), …
@@ -35,7 +35,7 @@ from seamark.metaserver.planner.view.view import (
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
-"""The maximum number of columns whose layouts are cached per view. Each takes 150 bytes per block."""
+"""The maximum number of columns whose layouts are cached per view. Each layout takes 150 bytes per block."""
 _SIDES = frozenset({"lower", "upper"})
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
 _ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
@@ -57,7 +57,10 @@ class Strings(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rows of one block: the rows in `rows`, or if `rows` is None, `files` rows starting at `first`."""
+    """Rows of one block: the rows in `rows`.
+
+    If `rows` is None, the segment is the `files` rows that start at `first`.
+    """
 
     number: int
     block: Block
@@ -66,7 +69,7 @@ class Segment(NamedTuple):
     rows: Longs | None
 
     def local(self) -> Longs:
-        """Return int64[files], the rows in the block."""
+        """Return int64[files], the numbers of the rows in the block."""
         return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
 
 
@@ -79,7 +82,7 @@ class RequestedColumn:
 
 
 class FoundFiles:
-    """The found files of a view, in the order of the view.
+    """The files of a view that a lookup has found, in the order of the view.
 
     `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty.
     """
@@ -120,14 +123,14 @@ class FoundFiles:
     def sequence_numbers(self) -> Longs:
         """Return int64[files], the data sequence numbers.
 
-        Entries without a sequence number inherit that of the manifest (spec, "Inheritance").
+        Entries without a sequence number inherit the sequence number of the manifest (spec, "Inheritance").
         """
         return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
         """Return int64[files], the id of the snapshot that added each file.
 
-        Entries without an id inherit that of the manifest.
+        Entries without a snapshot id inherit the snapshot id of the manifest.
         """
         return self._inherit_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
@@ -143,7 +146,8 @@ class FoundFiles:
         low = np.clip(start - (ends - counts), 0, counts)
         high = np.clip(end - (ends - counts), low, counts)
         segments = self._table.copy()
-        # A segment of consecutive rows advances its first row. A segment of picked rows advances its start in `picks`.
+        # A segment of consecutive rows moves its first row forward. A segment of picked rows moves its start in
+        # `picks` forward.
         picked = segments[:, 3] >= 0
         segments[:, 1] += np.where(picked, 0, low)
         segments[:, 3] += np.where(picked, low, 0)
@@ -228,7 +232,10 @@ class FoundStatistics:
         return IntegerColumn(files, _of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
-        """Return int64[files], value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
+        """Return int64[files], the counts with this name; MISSING if a file has no count.
+
+        The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
+        """
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
@@ -253,7 +260,7 @@ class FoundStatistics:
         return longs
 
     def _may_have_dates(self) -> bool:
-        """Return whether bounds may be dates: the column is a date, or a timestamp that was promoted from date."""
+        """Return whether bounds may be dates: the column is a date, or a timestamp that was promoted from a date."""
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
@@ -270,7 +277,7 @@ class FoundStatistics:
 
 
 class IntegerColumn:
-    """An integer column that is written directly into an answer."""
+    """An integer column that can be written directly into an Arrow buffer."""
 
     def __init__(self, found: FoundFiles, side: BoundColumn | None) -> None:
         self._files = found
@@ -283,7 +290,8 @@ class IntegerColumn:
 
         `values` has 4 or 8 (`width`) bytes per value. `bits` is empty unless the column is `nullable`.
 
-        Returns the number of absent values.
+        Returns:
+            The number of absent values.
         """
         files = self._files
         bits[:] = bytes(len(bits))
@@ -323,7 +331,10 @@ def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
 
 
 def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
-    """Return all decimals in the 16-byte form: `longs` with at most 18 digits, and longer decimals, `strings`."""
+    """Return all decimals in the 16-byte form.
+
+    `longs` has the decimals with at most 18 digits, and `strings` has the longer decimals.
+    """
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)
@@ -343,8 +354,8 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
 class _Layouts:
     """The layouts of columns in the blocks of a view.
 
-    They depend only on the view, and are cached as long as it exists. Each column has one layout per form: a decimal
-    column that was widened past 18 digits has two forms.
+    The layouts depend only on the view, and are cached as long as it exists. Each column has one layout per form. A
+    decimal column that was widened past 18 digits has two forms.
     """
 
     def __init__(self, view: TableView) -> None:

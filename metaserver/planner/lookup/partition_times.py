@@ -20,8 +20,10 @@ _TIMES_BYTES, _TIME_BYTES = 500, 300
 def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
     """Return the end of the oldest partition of these rows, in milliseconds since the epoch.
 
-    None if the end of a partition is unknown. Rows without a time are ignored; if no row has a time, the result is far
-    in the future.
+    Rows without a time are ignored. If no row has a time, the result is far in the future.
+
+    Returns:
+        None if the end of a partition is unknown.
     """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
@@ -45,12 +47,12 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
 
 
 def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, rows in the block) for each block of the ascending entry ids."""
+    """Return (block number, rows in the block) for each block that has any of the ascending entry ids."""
     return [(number, of_block & ENTRY_MASK) for number, of_block in _ids_by_block(view, entry_ids)]
 
 
 def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, its entry ids) for each block."""
+    """Return (block number, its entry ids) for each block that has any of the ascending entry ids."""
     if not len(entry_ids):
         return []
     first_id = int(entry_ids[0])
@@ -65,7 +67,8 @@ def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
 def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
     """Return int64[rows], the end of the partition of each row of a block; MISSING for a partition without a time.
 
-    None if the block's spec partitions by no time, or by several times.
+    Returns:
+        None if the block's spec has no partition field of a time, or several.
     """
     time_and_column = _find_time_column(view, number, metadata)
     if time_and_column is None:
@@ -80,7 +83,10 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
 def _find_time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
-    """Return the time column by which a block is partitioned, and its values; None for the values if all are null."""
+    """Return the time column by which a block is partitioned, and the column's partition values.
+
+    The values are None if all of them are null.
+    """
     block = view.blocks[number]
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
@@ -103,7 +109,10 @@ class _TimesOfView:
 
     @property
     def size_bytes(self) -> int:
-        """The memory, excluding schemas and specs, which are shared with other metadata of the table."""
+        """The memory of the object.
+
+        Schemas and specs are not included, because other metadata of the table share them.
+        """
         cached_times = self._known
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 

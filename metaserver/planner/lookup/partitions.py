@@ -17,7 +17,7 @@ from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
 
 
 class PartitionFieldValue(NamedTuple):
-    """A partition value of a manifest, with the type of the field when the manifest was written."""
+    """A partition value in a manifest, with the type that the field had when the manifest was written."""
 
     field_id: int
     kind: str
@@ -79,9 +79,9 @@ def _read_partition(segment: Segment, row: int) -> PartitionTuple:
 
 
 def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
-    """Return one row of the block per partition, and int64[files], the index of each file's partition in that list.
+    """Return one row of the block per partition, and the number of each file's partition among these rows.
 
-    Partitions are in the order of their first files.
+    The numbers are int64[files]. Partitions are in the order of their first files.
     """
     files = segment.files
     group_of = np.zeros(files, dtype=np.int64)
@@ -90,7 +90,8 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
         _, of_column = np.unique(_read_ordinals(column, rows), return_inverse=True)
-        # New numbers are assigned after each column: so the product stays below the square of the number of files.
+        # Numbers are assigned again after each column, so that the product stays below the square of the number of
+        # files.
         _, group_of = np.unique(group_of * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
     _, first, group_of = np.unique(group_of, return_index=True, return_inverse=True)
     order = np.argsort(first)

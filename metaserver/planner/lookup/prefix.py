@@ -11,11 +11,11 @@ Fields may be in any order; all must match.
 A field is identified by its name in any partition spec of the table, and by its id in every other spec, so that a
 prefix also selects files of older specs. Files of a spec without one of the fields do not match.
 
-A prefix selects exactly the files of its partitions. Pruning keeps blocks that it cannot compare; here the rows of
-these blocks are compared one by one.
+A prefix selects exactly the files of its partitions. Pruning keeps blocks that it cannot compare. This module
+compares the rows of such blocks one by one.
 
-Caches hold the parsed fields and some parsed prefixes of tables, and the blocks of each value per view, but no answers.
-A new prefix takes 10 µs longer than a cached prefix.
+Caches keep the parsed fields of tables, some parsed prefixes, and for each view, the blocks of each value. Results are
+not cached. A prefix that is not cached takes 10 µs longer than a cached prefix.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ORDINAL = {
 
 
 class _Raw(NamedTuple):
-    """A value of the request.
+    """A value from the request, which is not parsed yet.
 
     Attributes:
         path: Whether the value is from a path, in the format of file locations.
@@ -80,10 +80,11 @@ class Prefix:
     by_spec: Mapping[int, Expression] | None = None
 
     def find_whole_blocks(self, view: TableView) -> Longs | None:
-        """Return the blocks whose files all match, if no other block contains a match; otherwise None.
+        """Return the blocks whose files all match, if no other block contains a match.
 
-        The result is int64[n], ascending. It is also None if the answer is unknown. In the common case, manifests
-        are written by partition and each block has one value, so a lookup suffices and no kernel is needed.
+        The result is int64[n], ascending. It is None if another block contains a match, or if this is unknown.
+        Usually, manifests are written by partition and each block has one value, so a lookup suffices and no kernel
+        is needed.
         """
         if self.by_spec is None:
             return np.flatnonzero(view.extents[:, 4])
@@ -102,7 +103,7 @@ class Prefix:
         return matching[0] if len(matching) == 1 else np.sort(np.concatenate(matching)) if matching else _NO_BLOCKS
 
     def select(self, view: TableView) -> Selection:
-        """Return the data files of the view in these partitions. Blocks may have any contents."""
+        """Return the data files of the view in these partitions. Any values in the blocks are supported."""
         selection = Selection.everything(view)
         if self.by_spec is None:
             return selection
@@ -152,7 +153,8 @@ class _BlockValues:
     def blocks_with(self, predicate: Bound) -> Longs | None:
         """Return int64[n], ascending: the blocks with only this value.
 
-        None if a block may contain this value and others.
+        Returns:
+            None if a block may contain this value and other values.
         """
         if not self.complete:
             return None
@@ -173,13 +175,16 @@ class _BlockValues:
 
 
 _KEY_BYTES = 250
-"""The memory of a key, its array without the values, and their entry in a dict."""
+"""The memory of one value: the key, its array without the block numbers, and their entry in a dict."""
 _NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
 _Key = int | float | bytes | None
 
 
 class _KnownValues:
-    """The values of blocks by spec, partition field and type, for at most as many fields as the table's specs have."""
+    """The values of blocks by spec, partition field and type.
+
+    The number of cached fields is limited to the number of fields of the table's specs.
+    """
 
     def __init__(self) -> None:
         self.by_field: dict[tuple[int, int, str], _BlockValues] = {}
@@ -332,14 +337,14 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
 
 
 def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """Return the spec's field with this name, otherwise its field with the id that the name has in another spec."""
+    """Return the spec's field with this name, or else the field with the id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
         ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
         match = next((field for field in spec.fields if field.field_id in ids), None)
         if match is None:
             return None
-    assert match.field_id is not None  # metadata in storage always have field ids
+    assert match.field_id is not None  # Metadata in storage always have field ids.
     kind = field_kind(metadata, match)
     base = base_name(kind or "")
     # `truncate` may give a decimal one digit more than the column's type allows.
@@ -381,7 +386,10 @@ def _make_predicate(field: _Field, raw: _Raw) -> Expression:
 
 
 def _parse_value(field: _Field, raw: _Raw) -> Value | None:
-    """Parse a value of the request; None for a value that no value of the type equals.
+    """Parse a value of the request.
+
+    Returns:
+        None if no value of the type can be equal to it.
 
     Raises:
         ValueError: The value is invalid.
@@ -411,7 +419,7 @@ _FLOATS = ("nan", "infinity")
 
 
 def _parse_ordinal(transform: str, text: str) -> int:
-    """Return years, months or hours since 1970 (spec, "Partition Transforms"), parsed from Iceberg's format."""
+    """Parse text in Iceberg's format, and return years, months or hours since 1970 (spec, "Partition Transforms")."""
     match = _ORDINAL[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]
     if match is None:

@@ -1,6 +1,7 @@
 """A cache of snapshots' views with their plans, within a memory budget. It also lists the recently planned tables.
 
-The view of a new snapshot of these tables is made before the next plan (`preparation.py`).
+When a commit adds a snapshot to one of these tables, the view of the new snapshot is made before the next plan
+(`preparation.py`).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
 _PLANS_BUDGET_DIVISOR = 64
-"""The cached plans of one view have at most 1/64 of the budget."""
+"""The cached plans of one view use at most 1/64 of the budget."""
 _VIEW_BYTES = 4000
 """The memory of a view without manifests."""
 _DELETE_BYTES = 300
-"""The memory of the delete index per delete file: path, position, and the bounds that exclude data files."""
+"""The memory of the delete index per delete file: its path, its position, and its bounds."""
 _HOLDER_BUDGET_DIVISOR = 2
-"""A principal whose views have more than half of the budget loses its own views first."""
+"""If the views of a principal use more than half of the budget, views of this principal are evicted first."""
 _EVICTED = -1
 _COMPARED_VIEWS_MAX = 16
 """The maximum number of views that are compared with a new view."""
 
 
 class CachedView:
-    """A view and the data that were computed from it."""
+    """A view, with the data that plans and lookups derive from it."""
 
     __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "holder", "plans", "view")
 
     def __init__(self, view: TableView, deletes: DeleteIndex, files: int, plans_bytes: int) -> None:
-        """Start without plans.
+        """Create a cached view without plans.
 
         Args:
             deletes: The delete files of the view's data files.
@@ -68,7 +69,7 @@ class CachedView:
 
     @property
     def added_bytes(self) -> int:
-        """The memory of the view besides the blocks, which other views of the table share."""
+        """The memory of the view without the blocks, which other views of the table may share."""
         own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
         return _VIEW_BYTES + own + self.plans.used_bytes
 
@@ -76,7 +77,8 @@ class CachedView:
 class _PrincipalMemory:
     """The memory of one principal's views.
 
-    A block of several views counts once, with its size when one of the views was last used.
+    A block that several of these views share counts once. It counts with its size when one of these views was last
+    used.
     """
 
     __slots__ = ("_blocks", "size_bytes", "views")
@@ -125,10 +127,11 @@ class CachedViews:
     """The cached views. A view references its blocks.
 
     When the memory of live blocks, views and plans exceeds the budget, the least recently used view is evicted. Data
-    that answers and lookups derive from a view are counted from the next plan on.
+    that plans and lookups derive from a view count from the next plan on.
 
-    A principal that plans many tables does not evict all views of others: while its views have more than half of the
-    budget, its least recently used view is evicted first. Its last view stays, because it may be of one large table.
+    A principal that plans many tables does not evict all views of other principals. While the views of a principal
+    use more than half of the budget, the principal's least recently used view is evicted first. The principal's last
+    view stays, because it may be the view of one large table.
     """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
@@ -152,7 +155,7 @@ class CachedViews:
         return key in self._views
 
     def get(self, key: ViewKey) -> CachedView | None:
-        """Return the view and make it the most recently used."""
+        """Return the view, and make it the most recently used view."""
         cached = self._views.get(key)
         if cached is not None:
             self._views.move_to_end(key)
@@ -160,7 +163,7 @@ class CachedViews:
         return cached
 
     def peek(self, key: ViewKey) -> CachedView | None:
-        """Return the view without a change to the order of use."""
+        """Return the view without changing the order of use."""
         return self._views.get(key)
 
     @property
@@ -197,12 +200,12 @@ class CachedViews:
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
-        """Return a recently used view of a neighbouring snapshot, which has the first or the last of these blocks."""
+        """Return a recently used view of a neighbouring snapshot, which has the first or last of these blocks."""
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the blocks that the view of a neighbouring snapshot has of these manifests; None for the others."""
+        """Return the block of each manifest in the view of a neighbouring snapshot; None for other manifests."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -281,7 +284,7 @@ class PlannedTable(msgspec.Struct, frozen=True):
     Attributes:
         key: The key of the newest view.
         prepared: Whether the view was made in advance, and no plan has used it since.
-        due_s: The earliest time of the next preparation, in monotonic seconds.
+        due_s: The earliest time at which its next view may be prepared, in monotonic seconds.
     """
 
     key: ViewKey
@@ -316,7 +319,10 @@ class PlannedTables:
         return table if table is not None and self._is_recent(table) else None
 
     def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
-        """Record that a view was made in advance from `before`, unless a plan has used another view meanwhile."""
+        """Record that a view was made in advance from `before`.
+
+        Nothing is recorded if a plan has used another view meanwhile.
+        """
         if self._tables.get(uuid) is before:
             self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)
 

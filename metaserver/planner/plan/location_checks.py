@@ -1,6 +1,6 @@
-"""Checks, after a snapshot's manifests are read, that the table may name the files that the snapshot lists.
+"""Checks that a table may name the files that its snapshot lists, after the manifests of the snapshot are read.
 
-Commits check paths (`metaserver/catalog/ownership/own_files.py`), but files can be overwritten afterwards, and
+Commits check paths (`metaserver/catalog/ownership/own_files.py`), but files can be overwritten afterwards. Also,
 manifests and views in memory are keyed by path, for all tables. Before a view is planned for a table, this module
 compares the folders of its manifest lists, manifests and files with the locations that the database records as claimed.
 A file in a location that another table claims is refused, unless the table may name files there. A file in an unclaimed
@@ -8,8 +8,8 @@ location may be read.
 
 The check is cheap. A block stores the common prefix of its paths, so one comparison per view and table covers all
 blocks with the same folder. The view of the next snapshot reuses the folders of unchanged blocks, and compares them
-with the claims of that time. Paths are compared one by one only if some paths of a block are inside a location and some
-outside.
+with the claims that exist then. Paths are compared one by one only if some paths of a block are inside a location and
+some outside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _SHOWN_CHARS_MAX = 300
 _DOTS = "/.."
-"""A path that contains this may refer to a file outside the location with which it begins."""
+"""A path that contains this text may refer to a file outside the location with which the path begins."""
 _MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
 """Columns of `_Folders.blocks`."""
 
@@ -80,7 +80,7 @@ class LocationChecker:
         """Check paths alone, as `check` does.
 
         Returns:
-            The table's own locations, and the path prefixes within them.
+            The table's own locations, and the path prefixes within these locations.
         """
         claims = await self._store.claims(uuid)
         own = {claim.location for claim in claims}
@@ -119,15 +119,15 @@ class LocationChecker:
 
 
 class _Folders:
-    """The folders of a view's data manifests and of their files, as writers spell them.
+    """The folders of a view's data manifests and of their files, in the spelling of the writers.
 
-    They do not depend on claims.
+    The folders do not depend on claims.
     """
 
     __slots__ = ("blocks", "names")
 
     def __init__(self, view: TableView, of_base: _Folders | None) -> None:
-        """Read the folders of the blocks that the base lacks.
+        """Read the folders of the blocks that the view's base lacks.
 
         Args:
             of_base: The folders of the view's base.
@@ -169,7 +169,7 @@ class _Folders:
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
     def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
-        """Return common folders outside the prefixes, with the numbers of their blocks."""
+        """Return the folders outside the prefixes, with the numbers of the blocks whose files are in each folder."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}
         for block in np.flatnonzero(self._outside(prefixes)[numbers]).tolist():

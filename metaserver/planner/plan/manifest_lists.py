@@ -1,4 +1,4 @@
-"""The manifests of snapshots, with a cache of manifest lists."""
+"""Reads the manifests of snapshots, with a cache of manifest lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, M
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 
 _TABLES_MAX = 1024
-"""The maximum number of tables whose latest list is remembered."""
+"""The maximum number of tables whose latest manifest list is remembered."""
 
 
 class SnapshotManifests:
@@ -40,12 +40,12 @@ class SnapshotManifests:
 
     @property
     def size_bytes(self) -> int:
-        """The memory, including the summaries of all partition fields, which plans decode later."""
+        """The memory of the manifests, including the summaries of all partition fields, which plans decode later."""
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
         return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 
     async def select(self, bound_scan: BoundScan) -> list[int]:
-        """Return the indexes, in `data`, of the manifests that the filter needs."""
+        """Return the positions, in `data`, of the manifests that the filter needs."""
 
         def find() -> list[int]:
             return self._summaries.find_needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
@@ -60,7 +60,7 @@ class ManifestLists:
     """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
-        """Start with an empty cache of lists. Plans that need only some of a list's manifests use it."""
+        """Create a reader with an empty cache. Plans that need only some of a list's manifests use the cache."""
         self._blocks = blocks
         self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
@@ -115,7 +115,7 @@ class ManifestLists:
 
 
 def list_locations(bound_scan: BoundScan) -> list[str]:
-    """Return the manifest lists that `manifests` reads."""
+    """Return the locations of the manifest lists that `manifests` reads."""
     snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
     if bound_scan.options.is_incremental:
         snapshots = [*list_appends(bound_scan.metadata, bound_scan.options)]

@@ -1,11 +1,12 @@
 """Prevents Spark from choosing a metadata delete that Iceberg's library then refuses.
 
-Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`); that
-is also true of a plan without files. The library then examines the files of the table again, on the client, by
-partition values and column statistics alone (`ManifestFilterManager`). It refuses the delete if some rows of a file may
-match: "Cannot delete file where some, but not all, rows match". An index can prune a file that these statistics keep.
+Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`). A plan
+without files satisfies this, too. The library then examines the files of the table again, on the client, by partition
+values and column statistics alone (`ManifestFilterManager`). It refuses the delete if some rows of a file may match:
+"Cannot delete file where some, but not all, rows match". An index can prune a file that these statistics keep.
 
-So the plan gets one of these files in addition. Not all of its rows match, so Spark deletes by rows.
+So the plan gets one additional file that these statistics keep. Not all rows of this file match, so Spark deletes by
+rows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from seamark.metaserver.planner.view.view import Expired, Selection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000
-"""The maximum number of files that are examined. If they all match completely, the others are assumed to match.
+"""The maximum number of files that are examined.
 
-So a plan may get an additional file that it does not need.
+If all rows of these files match, the other files are not examined.
+
+In this case a plan may get an additional file that it does not need.
 """
 
 
@@ -47,10 +50,10 @@ def file_against_metadata_delete(
         scan: The plan, without this file.
         expression: The filter in the form of `as_java_prunes`.
         by_spec: The condition on partition values by spec id, as in `narrow_by_partition`.
-        expired: Whether the time budget of the plan is over.
+        expired: Whether the time budget of the plan is exhausted.
 
     Returns:
-        None if Spark does not choose the delete, or if Iceberg's library accepts it.
+        None if Spark does not choose a metadata delete, or if Iceberg's library accepts it.
     """
     if not _match_wholly(scan):
         return None
@@ -66,9 +69,9 @@ def _is_simple(predicate: Bound) -> bool:
 
 
 def _match_wholly(scan: ScanPlan) -> bool:
-    """Return whether all rows of all files match, by partition values. Spark receives no statistics in the answer.
+    """Return whether partition values prove for each file of the plan that all of its rows match, or none.
 
-    Files whose residual is false are not in the answer.
+    Spark receives no statistics in the answer, and no files whose residual is FALSE.
     """
     first = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
     return all(scan.residual(entry_id) in (TRUE, FALSE) for entry_id in first)

@@ -2,13 +2,13 @@
 
 Plan tables are for engines that plan from manifests alone. Everything else that a reader uses stays the same: the
 snapshot keeps its id, sequence number and statistics. Delete manifests are listed unchanged, and so are data manifests
-that keep all of their live files. The kept files of the other manifests become EXISTING entries of new manifests, one
-for each partition spec. These entries state the values that the files inherit: snapshot, sequence numbers, first row
-id (Iceberg spec, "Sequence Number Inheritance", "First Row ID Inheritance").
+of which the plan keeps all live files. The kept files of the other manifests become EXISTING entries of new manifests,
+one for each partition spec. These entries contain the values that the files inherit: snapshot, sequence numbers, first
+row id (Iceberg spec, "Sequence Number Inheritance", "First Row ID Inheritance").
 
-Manifests with metrics that some readers cannot use are also written again, with the metrics corrected. Some readers
-leave out files by other rules than Iceberg defines (`readers.py`). For them, the plan hides what would mislead them:
-partition fields, and bounds of columns that may have NaN.
+Manifests with metrics that some readers cannot use are also written again, with corrected metrics. Some readers leave
+out files by rules that differ from Iceberg's (`reader_quirks.py`). For these readers, the plan hides values that would
+mislead them: partition fields, and bounds of columns that may have NaN.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ GC_ENABLED = "gc.enabled"
 TESTS_NAN = "seamark.plan-tests-nan"
 """A property of a plan table whose filter tests for NaN.
 
-A client that plans such a table itself leaves out files with NaN.
+A client that prunes the files of such a plan table by itself leaves out files with NaN.
 """
 _MANIFESTS_IN_FLIGHT_MAX = 16
-"""The maximum number of manifests that a plan reads and decodes concurrently."""
+"""The maximum number of manifests that are read and decoded concurrently for one plan table."""
 _IN_LOOP_ENTRIES_MAX = 50
 """With more entries of manifests or manifest lists, the work is done in a thread."""
 
 
 class ManifestPart(NamedTuple):
-    """A data manifest of which a plan keeps some files."""
+    """A data manifest, and the files of it that a plan keeps."""
 
     manifest: ManifestFile
     """The manifest, with the partition spec id from the manifest file itself."""
@@ -71,13 +71,13 @@ class ManifestPart(NamedTuple):
 
 
 class KeptManifests(NamedTuple):
-    """The manifests of a snapshot of which a plan keeps all files, and those of which it keeps some."""
+    """The manifests of a snapshot: those of which a plan keeps all files, and those of which it keeps only some."""
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
     deletes: tuple[ManifestFile, ...]
     hidden: bool = False
-    """Whether to hide values that mislead readers with other rules than Iceberg's."""
+    """Whether to hide values that mislead readers whose rules differ from Iceberg's."""
     tests_nan: bool = False
     """Whether the filter of the plan tests for NaN."""
 
@@ -117,9 +117,9 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
-    """Return whether the entry of the manifest list has all fields that a new list requires.
+    """Return whether an entry of the manifest list has all fields that a new list requires.
 
-    The list may have an older format version.
+    An entry may lack some of them, because the list may have an older format version.
     """
     required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
@@ -132,7 +132,7 @@ class PlanWriter:
     """Writes plan tables.
 
     An instance belongs to one event loop. It caches decoded manifests within `budget_bytes`, because clients often
-    look up several single rows of a table. `limit_bytes` is the maximum size of one manifest.
+    look up single rows of the same table many times. `limit_bytes` is the maximum size of one manifest.
     """
 
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
@@ -208,13 +208,13 @@ def plan_files(
     location: str,
     plan_id: str,
 ) -> PlanFiles:
-    """Return the files of a plan table, without input or output.
+    """Return the files of a plan table. The function does not read or write files.
 
     `entries` are the entries of `manifests.parts`, with inherited fields.
     """
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
-        version -= 1  # The snapshot is older than the table's upgrade, so its files have no row ids.
+        version -= 1  # The snapshot is older than the table's upgrade to version 3, so its files have no row ids.
     files = list(_write_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
@@ -265,7 +265,7 @@ def _write_new_manifests(
         described = written.to_manifest_file(
             "", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number
         )
-        # Every entry has its own first row id. Version 3 also requires the field of the manifest.
+        # Each entry has its own first row id, but version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
 
@@ -273,8 +273,8 @@ def _write_new_manifests(
 def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
     """Return the table's metadata with this snapshot as the only and current snapshot.
 
-    Its location is an empty folder, and `gc.enabled` is false. Otherwise an engine that removes orphan files would
-    remove the files that the plan leaves out.
+    The location in the metadata is an empty folder, and `gc.enabled` is false. Otherwise, an engine that removes
+    orphan files would remove the files that the plan leaves out.
     """
     snapshot_id = snapshot.snapshot_id
     return msgspec.structs.replace(

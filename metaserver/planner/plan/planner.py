@@ -5,7 +5,7 @@ snapshot and evicted with it. A view references its blocks. When the memory of l
 budget, the least recently used view is evicted. No other object references a block for longer than one request.
 Concurrent requests for the same view or plan share one computation.
 
-A plan has a time budget, checked between predicates. Files that are not checked in time are kept.
+A plan has a time budget, which is checked between predicates. Files that are not checked in time are kept.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ _IN_LOOP_FILES_MAX = 100_000
 _MANIFESTS_IN_FLIGHT_PER_THREAD = 16
 """The maximum number of manifests that are read or decoded concurrently, for each decoding thread."""
 _QUICK_COMPARISONS_MAX = 2_500_000
-"""The maximum of rows times literals for a quick plan. A comparison takes about a nanosecond."""
+"""The maximum number of comparisons (rows times literals) of a quick plan.
+
+A comparison takes about a nanosecond.
+"""
 _PARTIAL_VIEW_MAX_FRACTION = 0.5
 """A plan that needs a larger fraction of a snapshot's manifests loads all of them, for later plans."""
 _LISTS_BUDGET_DIVISOR = 64
@@ -74,7 +77,7 @@ _LISTS_BUDGET_DIVISOR = 64
 _DECODED_BYTES_PER_BYTE = 8
 """The expected memory of a decoded manifest, in bytes per byte of the file."""
 _PENDING_BYTES_MIN = 256 << 20
-"""At least this many bytes of blocks may wait to be written to the local disk, even if the memory budget is smaller."""
+"""The minimum limit of the bytes of blocks that wait until they are written to the local disk."""
 _EXPRESSION_BYTES_PER_CHARACTER = 8
 """The memory of a bound filter for each character of its text, including the text, rounded up."""
 
@@ -85,7 +88,7 @@ class PlannerStats:
 
     Attributes:
         live_bytes: The memory of blocks, including mapped files.
-        added_bytes: The memory of views and plans, without blocks.
+        added_bytes: The memory of views and plans, without their blocks.
         lists_bytes: The memory of manifest lists.
     """
 
@@ -141,7 +144,7 @@ class Planner:
         """Bind a request to its snapshot and plan it.
 
         Args:
-            entry: The table's entry in the catalog. Without it, no index is used.
+            entry: The table's entry in the catalog. If it is None, no index is used.
 
         Raises:
             BadRequest: The filter or the snapshot id is invalid.
@@ -159,8 +162,8 @@ class Planner:
         return await self._repeat_if_damaged(partial(self._plan, bound_scan, entry))
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`. If it finds damaged blocks, remove them and run `work` again."""
-        if self._blocks.has_damaged:  # An answer or a lookup found the damage.
+        """Return the result of `work`. If `work` finds damaged blocks, remove them and run it again."""
+        if self._blocks.has_damaged:  # An answer or a lookup found the damage, after the plan was made.
             await self._remove_damaged()
         try:
             return await work()
@@ -173,8 +176,8 @@ class Planner:
     async def _remove_damaged(self) -> None:
         """Remove damaged blocks and the views that contain them.
 
-        All blocks of these views are verified: a disk that has damaged one file has often damaged others, and each
-        would make another plan fail.
+        All blocks of these views are verified: a disk that has damaged one file has often damaged other files, and
+        each damaged file would make another plan fail.
         """
         views = self._views.containing(self._blocks.find_damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
@@ -189,8 +192,8 @@ class Planner:
         is_current = bound_scan.snapshot_id == metadata.current_snapshot_id and not options.is_incremental
         if entry is not None and is_current and bound_scan.view_key in self._views:
             self.planned.note(entry.uuid, bound_scan.view_key)
-        # The answer formats partitions and columns by the current schema, and data files are read by the scan's name
-        # mapping, so both are part of the key.
+        # The answer formats partitions and columns by the current schema, and data files are read with the scan's
+        # name mapping. So both are part of the key.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
         index_access = self._index_access(bound_scan, entry)
         key: tuple[object, ...] = (
@@ -248,7 +251,7 @@ class Planner:
     ) -> ScanPlan:
         """Make a new plan.
 
-        `loaded_us` is the time to load the manifests. If it is given, the stages count files and bytes.
+        `loaded_us` is the time that loading the manifests took. If it is given, the stages count files and bytes.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
@@ -292,7 +295,8 @@ class Planner:
         If no plan has used the previously prepared view, the new view replaces it.
 
         Returns:
-            The key of the view. None if the view exists, if the view of `planned` is no longer in memory, or if the
+            The key of the view. None if the view exists already, if the view of `planned` is no longer in memory, or
+            if the
             missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
@@ -305,7 +309,7 @@ class Planner:
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
         missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
         sizes = [manifest.manifest_length for manifest in missing]
-        # In version 1 metadata, the length may be missing.
+        # In version 1 metadata, the length of a manifest may be missing.
         if sum(sizes) > limit_bytes or 0 in sizes:
             return None
         if _DECODED_BYTES_PER_BYTE * sum(sizes) + former.added_bytes > self._views.room_bytes:
@@ -316,7 +320,7 @@ class Planner:
             await asyncio.to_thread(prepared.view.assemble, former.view)
             return prepared
 
-        # The new view counts for the principal of the former view.
+        # The new view counts for the principal of the previous view.
         with set_principal(former.holder):
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
@@ -327,7 +331,7 @@ class Planner:
         return key
 
     async def entries_to_decode(self, bound_scan: BoundScan) -> int:
-        """Estimate how many manifest entries must be decoded before the plan can begin; 0 if all are in memory."""
+        """Estimate how many manifest entries must be decoded before the plan can begin. 0 if all are in memory."""
         if bound_scan.view_key in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
@@ -382,7 +386,8 @@ class Planner:
     async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
         """Load the snapshot's view, which is not in memory.
 
-        If `whole` is False, the view has only the manifests that the filter needs.
+        If `whole` is False, the view has only the manifests that the filter needs. If it is True, the view has all
+        manifests.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
@@ -394,7 +399,7 @@ class Planner:
             if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
-        for made_key in (bound_scan.view_key, key):  # Another request may have made it.
+        for made_key in (bound_scan.view_key, key):  # Another request may have made the view.
             cached = self._views.get(made_key)
             if cached is not None:
                 return cached
@@ -427,7 +432,7 @@ class Planner:
             return work()
         return await asyncio.to_thread(
             work
-        )  # The decoders' pool is not used, because loading one table must not delay planning on another.
+        )  # The decoders' pool is not used here, because loading one table must not delay planning on another table.
 
     def _deadline(self) -> Callable[[], bool]:
         monotonic = self._clock.monotonic
@@ -441,7 +446,7 @@ class Planner:
 
 def _verify_all(blocks: Sequence[Block]) -> bool:
     """Verify each block, and return whether all are valid."""
-    valid = [block.is_valid() for block in blocks]  # The list verifies all blocks, also after an invalid block.
+    valid = [block.is_valid() for block in blocks]  # A list verifies all blocks, even if one is invalid.
     return all(valid)
 
 
@@ -450,7 +455,7 @@ def _is_small(view: TableView) -> bool:
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
-    """Return whether a plan takes at most a few milliseconds, less than the cost of a thread."""
+    """Return whether a plan takes at most a few milliseconds. Such a plan costs less than the use of a thread."""
     if bound_scan.is_long:
         return False
     comparisons = 0

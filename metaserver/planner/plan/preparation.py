@@ -3,11 +3,12 @@
 So a plan after a commit does not wait until the manifests of the commit are read and decoded. Commits of this server
 and of others are found on the timeline, which is followed only while tables are planned. The rules are:
 
-- A view is made only for the current snapshot of a recently planned table, while the view of that plan is in memory.
+- A view is made only for the current snapshot of a recently planned table, and only while the view that the table's
+  last plan used is in memory.
 - The new manifests of the commit must be small and fit the budget, so that nothing is evicted for them.
 - One table is prepared at a time, for its newest commit.
-- A prepared view that no plan has used is replaced by the next. A table with more frequent commits than plans takes at
-  most a tenth of the time.
+- A prepared view that no plan has used is replaced by the next prepared view. If commits to a table are more frequent
+  than plans, preparing the table takes at most a tenth of the time.
 
 A plan that arrives during a preparation waits for its result. If a preparation fails, the next plan repeats the work
 and reports the error.
@@ -33,7 +34,10 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _BATCH_TABLES_MAX = 500
 _PAUSE_FACTOR = 9
-"""After a preparation that no plan has used yet, the next one of the same table waits this many times its duration."""
+"""The pause before the next preparation of a table, as a multiple of the duration of the previous one.
+
+The pause applies if no plan has used the prepared view yet.
+"""
 _log = structlog.get_logger("seamark.planner")
 
 
@@ -66,7 +70,7 @@ class Preparation:
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
-        """Follow the timeline until cancelled, and record the commits to recently planned tables."""
+        """Follow the timeline until the task is cancelled, and record the commits to recently planned tables."""
         while True:
             await self._planned.noted.wait()
             self._planned.noted.clear()
@@ -86,7 +90,7 @@ class Preparation:
         self._news.set()
 
     async def work(self) -> None:
-        """Make the views, one after another, until cancelled."""
+        """Make the views of recorded commits, one after another, until the task is cancelled."""
         while True:
             uuid, wait_s = self._choose_next_table()
             if uuid is not None and wait_s <= 0:
@@ -98,9 +102,9 @@ class Preparation:
                     await self._news.wait()
 
     def _choose_next_table(self) -> tuple[str | None, float]:
-        """Return the table that is due first, and the seconds until then.
+        """Return the table whose preparation is due first, and the seconds until then.
 
-        If several tables are due, it is the table that has waited longest.
+        If several tables are due, the table that has waited longest is returned.
         """
         now_s, first, shortest_wait_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):

@@ -1,4 +1,4 @@
-"""Hides, in plan tables, values that mislead readers that leave out files by other rules than Iceberg's.
+"""Hides values in plan tables that mislead some readers: readers that leave out files by other rules than Iceberg's.
 
 DuckDB 1.5.5 is such a reader of plan tables:
 
@@ -6,10 +6,10 @@ DuckDB 1.5.5 is such a reader of plan tables:
   many digits, and its integers at the end of their range, overflow when they are truncated.
 - It orders NaN as the greatest value, but compares it with bounds, which exclude NaN.
 - It applies the equality deletes of one partition to all partitions of the spec. If an equality delete has a column
-  that was dropped and added again, it ends with a segmentation fault.
+  that was dropped and added again, DuckDB ends with a segmentation fault.
 
 The plan of the server has left out files already, so such a reader loses nothing if partitions are hidden. Identity
-fields stay: a file may lack a column whose value is in the partition.
+fields are not hidden: a file may lack a column whose value is in the partition.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
-"""The flag of `ColumnEntry` for a property of all rows."""
+"""The flag of `ColumnEntry` for a property that all rows have."""
 _APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
-    """Return whether a reader with other rules may leave out files of the snapshot that its query needs."""
+    """Return whether a reader with other rules than Iceberg's may leave out files that its query needs."""
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
     specs = {block.spec_id for block in view.blocks}
@@ -55,7 +55,7 @@ def may_have_nan(block: Block) -> bool:
 
 
 def drop_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) -> ContentFile:
-    """Return the file without bounds of columns that may have NaN."""
+    """Return the content file without bounds of columns that may have NaN."""
     changes = {}
     for name in ("lower_bounds", "upper_bounds"):
         bounds: dict[int, bytes] = getattr(file, name) or {}
@@ -91,9 +91,9 @@ def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
 
 
 def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
-    """Return why a reader with other rules would apply the snapshot's equality deletes wrongly.
+    """Return why a reader whose rules differ from Iceberg's would apply the snapshot's equality deletes wrongly.
 
-    Empty if the reader applies them correctly.
+    The text is empty if such a reader applies them correctly.
     """
     sources = {
         spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs

@@ -31,10 +31,10 @@ from seamark.metaserver.planner.view.view import Selection, TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"
-"""The last stage of a plan without indexes and joins.
+"""The name of the last stage of a plan without indexes and joins.
 
-It also lists the kept rows. This evaluates its own comparisons and, unless stages are counted, those of earlier
-stages.
+The stage also lists the kept rows, which evaluates all queued comparisons: its own, and, unless the stages count
+files, the comparisons of earlier stages.
 """
 
 
@@ -49,8 +49,8 @@ def prune(
 ) -> ScanPlan:
     """Run the stages, and return a plan of the remaining files.
 
-    `loaded_us` is the time to load the manifests. If it is given, there is a first stage for it, and the stages count
-    files and bytes.
+    `loaded_us` is the time that loading the manifests took. If it is given, the first stage reports it, and all
+    stages count files and bytes.
     """
     counted = loaded_us is not None
     selection = Selection.everything(cached.view)
@@ -86,7 +86,7 @@ def prune(
     )
     if bound_scan.options.may_delete_files:
         java = as_java_prunes(bound_scan.bound)
-        if probe is not None or java != bound_scan.bound:  # Otherwise no further file is needed.
+        if probe is not None or java != bound_scan.bound:  # Otherwise, Java's statistics keep the same files.
             added = file_against_metadata_delete(scan, java, _partition_filters(cached.view, bound_scan), expired)
             if added is not None:
                 return scan.with_file(added)
@@ -107,7 +107,7 @@ def _list_stages(
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
-    if bound_scan.is_unfiltered:  # Files without rows are still left out.
+    if bound_scan.is_unfiltered:  # Without a stage, files without rows are kept, too.
         return
     by_spec = _partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):

@@ -1,9 +1,9 @@
 """Dynamic filters (Trino's term): conditions from joins that a column's value is one of a set of keys.
 
-They are separate from the filter expression, because an expression compares, hashes and writes its values one by one,
-which is too slow for a hundred thousand keys. A filter with few keys becomes an `IN` predicate, which every index kind,
-transform and statistic supports; a filter with many keys is evaluated in bulk. All dynamic filters are conjuncts of the
-filter. Null is never a key.
+They are separate from the filter expression, because an expression compares, hashes and writes its values one by
+one, which is too slow for a hundred thousand keys. A dynamic filter with few keys becomes an `IN` predicate, which
+every index kind, transform and statistic supports. A dynamic filter with many keys is evaluated in bulk. All
+dynamic filters are conjuncts of the filter. Null is never a key.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from seamark.formats.index.packing import Form, value_of
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 PREDICATE_KEYS_MAX = 200
-"""Dynamic filters with at most this many keys become a predicate."""
+"""A dynamic filter with at most this many keys becomes a predicate."""
 LISTED_MAX = 5_000
-"""At most this many keys are listed in a condition on partitions. If there are more keys, their range is used."""
+"""The maximum number of keys that are listed in a condition on partitions.
+
+If there are more keys, their range is used.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class DynamicFilter:
     """A condition that the value of a column is one of many keys.
 
     Attributes:
-        keys: The keys, of type `kind`, the column's type.
+        keys: The keys. They have the type `kind`, which is the column's type.
         name: The column's full name.
     """
 
@@ -49,7 +52,10 @@ class DynamicFilter:
 
     @cached_property
     def as_condition(self) -> Expression:
-        """A condition that every matching row satisfies: a list of the keys, or for very many keys, their range."""
+        """A condition that every matching row satisfies.
+
+        The condition lists the keys, or has the range of the keys if there are more than `LISTED_MAX`.
+        """
         try:
             return self._build_condition()
         except UnicodeDecodeError:  # Strings in data files may be invalid UTF-8.
@@ -61,7 +67,7 @@ class DynamicFilter:
         if len(self.keys) == 1:
             return self._predicate(Op.EQ, self._value(0))
         if len(self.keys) <= LISTED_MAX:
-            # Keys ascend, and values of these types have the order of their keys.
+            # Keys are in ascending order, and values of these types have the order of their keys.
             return self._predicate(Op.IN, *(self._value(position) for position in range(len(self.keys))))
         if self.kind == "uuid":  # Clients order UUIDs differently.
             return self._predicate(Op.NOT_NULL)
@@ -84,9 +90,9 @@ class DynamicFilter:
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """Return (filters with few keys as an expression, the other filters).
+    """Return (the filters with few keys as an expression, the filters with many keys).
 
-    The order of both does not depend on the order of the input.
+    The order of the filters in both does not depend on the order of the input.
     """
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
     few = [dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX]

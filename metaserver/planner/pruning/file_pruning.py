@@ -1,13 +1,13 @@
 """Narrows a selection of files by partition values, by column statistics, or by the snapshots that added files.
 
 A file is removed only if its partition values or statistics prove that none of its rows matches for any client. If
-clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
-not reached within the time budget proves nothing.
+clients order zeros or UUIDs differently, the proof must hold in both orders. A value that is missing, that has another
+type, or that is not reached within the time budget proves nothing.
 
-Every test is a combination of one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`), for example: the
-column's minimum may be at most x. The result keeps at least the files that Iceberg Java's InclusiveMetricsEvaluator
-keeps, except for zeros. A conjunction narrows by its children in sequence; a disjunction is the union of narrowed
-copies.
+Every test is a combination of one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`). For example, the
+comparison "minimum <= x" keeps the files whose minimum is at most x. The result keeps at least the files that Iceberg
+Java's InclusiveMetricsEvaluator keeps, except for zeros. A conjunction narrows the selection by its children in
+sequence. A disjunction narrows a copy for each child, and its result is the union of the copies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from seamark.metaserver.planner.view.view import (
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
 IN_LIMIT = 200
-"""A longer list of strings is replaced by its range. Lists of numbers have no limit."""
+"""The maximum length of a list of strings.
+
+A longer list is replaced by its range. Lists of numbers have no limit.
+"""
 Key = int | float | bytes
 BoundColumns = tuple[BoundColumn, ...]
 
@@ -52,7 +55,7 @@ BoundColumns = tuple[BoundColumn, ...]
 def narrow(
     selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
 ) -> None:
-    """Narrow by each child of a conjunction in turn, or to the union of what a disjunction's children keep."""
+    """Narrow by each child of a conjunction, or to the union of the files that a disjunction's children keep."""
     if expired():
         return
     if isinstance(expression, Always):
@@ -72,7 +75,10 @@ def narrow(
 
 
 def _estimate_cost(expression: Expression) -> int:
-    """Return the place in the evaluation order: fixed-width comparisons, then strings, then nested expressions."""
+    """Return the place of an expression in the evaluation order.
+
+    Fixed-width comparisons are first, then strings, then nested expressions.
+    """
     if isinstance(expression, Bound):
         return 1 if form_of(expression.kind) is Form.STRINGS else 0
     return 2 if isinstance(expression, And) else 3
@@ -105,7 +111,7 @@ def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn,
 
 
 def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
-    """Narrow by STARTS_WITH: a value between lower and upper may have the prefix `value`."""
+    """Narrow by STARTS_WITH: keep files in which a value between `lower` and `upper` may have the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := end_of_prefix(prefix):
@@ -115,7 +121,10 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
 def conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[Selection], None]]:
-    """Return the conditions of NOT_STARTS_WITH: a value between lower and upper may lack the prefix `value`."""
+    """Return the conditions of NOT_STARTS_WITH.
+
+    One of them is true if a value between `lower` and `upper` may lack the prefix `value`.
+    """
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := end_of_prefix(prefix):
@@ -133,9 +142,10 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
 
     Args:
         selection: The selection to narrow.
-        by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of other
-            specs are kept.
-        expired: Whether the time budget of the plan is over.
+        by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of specs that
+            are
+            not in it are kept.
+        expired: Whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
@@ -210,7 +220,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by NOT_EQ or NOT_IN. Null matches both."""
+    """Narrow by NOT_EQ or NOT_IN. Null satisfies both operators."""
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
@@ -241,8 +251,8 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
     """Narrow by partition values of type float or double.
 
-    They are rare, so numpy evaluates them block by block. NaN is greater than every number, as in Java, and the two
-    zeros are equal.
+    Such partition values are rare, so numpy evaluates them block by block. NaN is greater than every number, as in
+    Java, and the two zeros are equal.
     """
     for number in np.flatnonzero(selection.state).tolist():
         packed = column.packed[number]
@@ -281,12 +291,15 @@ def _float_matches(
 
 
 _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
-"""The operators that only values near the literals satisfy."""
+"""The operators that only values equal or near to the literals satisfy."""
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
 def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
-    """Narrow by record counts, bounds, null counts and NaN counts, for bound predicates on columns."""
+    """Narrow by record counts, bounds, null counts and NaN counts.
+
+    The expression has bound predicates on columns.
+    """
     uncounted = _narrow_by_record_count(selection)
     narrow(selection, expression, _stats_leaf, expired)
     if uncounted is not None:
@@ -296,7 +309,8 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
 def _narrow_by_record_count(selection: Selection) -> Selection | None:
     """Remove files without rows.
 
-    Returns the files with an unknown record count (-1 in imported Avro files). These files are kept.
+    Returns:
+        The files whose record count is unknown (-1 in imported Avro files). These files are kept.
     """
     uncounted: Selection | None = None
     for number in selection.view.blocks_with_empty_files:
@@ -315,7 +329,7 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
 
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
-        return  # statistics of lists and maps count elements, not rows
+        return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
@@ -364,7 +378,8 @@ def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
-    `flags` states, for each block, the rows to which the test applies: none (0), all (1), or some (2).
+    `flags` has one item for each block, which states to how many of the block's rows the test applies: 0 for no row,
+    1 for all rows, and 2 for some rows.
     """
     if flags is None:
         return
@@ -408,17 +423,18 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
 
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
-    """Return the conditions under which the bounds of UUIDs may be in another order than the reader's.
+    """Return the conditions under which the bounds of UUIDs may be in another order than the order of the reader.
 
-    One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. Values
-    between two such bounds in one order may be outside them in the other order.
+    One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. A value
+    that is between such bounds in one order may be outside of them in the other order.
     """
 
     def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
-    # These conditions select files without a bound: no UUID is less than the first key or greater than the second.
+    # These conditions keep files without a bound: no UUID is less than the first key or greater than the second
+    # key.
     unbounded = [
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
@@ -452,7 +468,7 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
 def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
     """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
 
-    A file is removed only if it has neither null nor NaN and all of its rows have an excluded value.
+    A file is removed only if it has neither null nor NaN, and each of its rows has an excluded value.
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
@@ -479,9 +495,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
-    """Return the conditions under which the bounds prove a value other than `value`.
+    """Return the conditions under which the bounds prove that a value other than `value` exists.
 
-    For NOT_STARTS_WITH, it is a value without the prefix.
+    For NOT_STARTS_WITH, they prove that a value without the prefix exists.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -492,7 +508,7 @@ def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> 
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """Narrow by IN: a listed value must be between the bounds."""
+    """Narrow by IN: keep files in which a listed value is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -507,7 +523,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Return the lower and upper bounds; None unless all of them are integers."""
+    """Return the lower and upper bounds; None if any of them are not integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -542,12 +558,12 @@ def pack_key(key: int | bytes, kind: str) -> int | bytes:
 
 
 def _compute_code_bias(kind: str) -> int:
-    """Return the number by which an integer code exceeds its value (`keys.py`)."""
+    """Return the difference between the integer code of a value and the value (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Return whether the first UUID is the least, and the last the greatest, also in the order of signed halves.
+    """Return whether the first UUID is the least, and the last UUID the greatest, also in the order of signed halves.
 
     Some writers compute bounds in that order.
     """
@@ -562,7 +578,7 @@ def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Val
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
     """Keep the entries that one of the snapshots added.
 
-    An entry without a snapshot id inherits that of its manifest.
+    An entry without a snapshot id inherits the snapshot id of its manifest.
     """
     view = selection.view
     appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)

@@ -1,10 +1,10 @@
 """Manifest pruning by the partition summaries of the manifest list (Java: ManifestEvaluator).
 
-If a snapshot is not in memory, its plans do not read a manifest whose summaries prove that it has no match. A summary
-that is missing or cannot be decoded proves nothing.
+If a snapshot is not in memory, its plans do not read a manifest whose summaries prove that it contains no match. A
+summary that is missing or cannot be decoded proves nothing.
 
 A list may have 100,000 manifests, and each plan selects the manifests that it needs. The summaries of a number field
-are therefore decoded into arrays, once for all plans. Those of other fields are decoded for each plan.
+are therefore decoded into arrays, once for all plans. The summaries of other fields are decoded for each plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUMMARY_BYTES = 32
 _NO, _YES, _UNKNOWN = 0, 1, 2
 _EMPTY_SUMMARY = FieldSummary(None, None, None, None)
 _MATCHED_BY_NULL = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
-"""The operators besides IS_NULL that null satisfies."""
+"""The operators that null satisfies, other than IS_NULL."""
 
 
 class ManifestSummaries:
@@ -97,7 +97,7 @@ class ManifestSummaries:
                 for number in self._numbers[spec_id].tolist()
             ]
             column = _Column(summaries, kind)
-            if len(self._columns) >= self._columns_max:  # Tables that share the list may have other types.
+            if len(self._columns) >= self._columns_max:  # Tables that share the list may use another type.
                 self._columns.clear()
             self._columns[key] = column
         return column
@@ -110,17 +110,17 @@ class _Keys:
         self._cached: dict[int, list[Any]] = {}
 
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
-        keys = self._cached.get(id(bound))  # The caller keeps the predicate alive, so its id is unique.
+        keys = self._cached.get(id(bound))  # The caller references the predicate, so its id is unique.
         if keys is None:
             keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
         return keys
 
 
 class _Column:
-    """The summaries of one field, with bounds of type `kind`. A summary is None if the manifest has none of the field.
+    """The summaries of one field, with bounds of type `kind`. The summary of a manifest without summaries is None.
 
-    `nulls` and `nans`, uint8[manifests]: whether there are nulls or NaNs. `unbounded`: whether the summary has no
-    bounds. `is_known`: whether `low` and `high` contain both bounds; only for number fields.
+    `nulls` and `nans`, uint8[manifests]: whether the manifest has nulls or NaNs. `unbounded`: whether the summary has
+    no bounds. `is_known`: whether `low` and `high` contain both bounds. It can be true only for number fields.
     """
 
     __slots__ = ("form", "high", "is_known", "kind", "low", "nans", "nulls", "summaries", "unbounded")
@@ -151,14 +151,15 @@ class _Column:
         elif self.summaries:
             flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
         else:
-            # Bounds decide nothing about floats (NaN, zeros) and UUIDs (their order).
+            # Bounds prove nothing about floats, because of NaN and zeros, and about UUIDs, because clients order them
+            # differently.
             return np.ones(len(self.nulls), dtype=np.bool_)
         if bound.op not in _MATCHED_BY_NULL:  # Writers omit both bounds if all values are null.
             flags &= ~(self.unbounded & (self.nulls == _YES))
         return flags
 
     def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """Return, for each manifest, the result of the function `_overlaps`."""
+        """Return, for each manifest, whether its bounds overlap with the keys, as the function `_overlaps` does."""
         flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
             flags = self.low < keys[0]
@@ -184,7 +185,7 @@ def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
-    """Return whether a manifest may have a match, by a summary of strings or bytes."""
+    """Return whether a manifest may have a match, according to a summary of strings or bytes."""
     if summary is None:
         return True
     low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))

@@ -1,14 +1,14 @@
 """The meaning of a predicate for index keys: the key ranges that match, and whether null and NaN match.
 
-Clients differ about zeros, NaN and UUIDs (`iceberg/expressions/evaluation.py`). An index answers ranges over ordered
-keys exactly; the caller chooses the semantics of the comparison:
+Clients differ about zeros, NaN and UUIDs (`iceberg/expressions/evaluation.py`). An index evaluates ranges over ordered
+keys exactly. The caller chooses the semantics of the comparison:
 
 - POSSIBLE, for pruning: all values that match for any client. Excluded values match for no client.
 - ICEBERG, as in Java's evaluator: -0.0 is less than 0.0, and NaN is greater than every number.
 - SQL, as in IEEE 754 and Trino: the zeros are equal, and NaN is unordered and equal to nothing.
 
-Null follows Iceberg in all three: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it. The conversion from SQL
-(`sql.py`) adds a `not-null` to a negation.
+Null follows Iceberg in all three: it satisfies `not-eq`, `not-in`, `not-starts-with` and `not-nan`. The conversion from
+SQL (`sql.py`) adds a `not-null` to a negation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class ComparisonSemantics(Enum):
 def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
     """Return the keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
-    None if ranges cannot express the predicate: a comparison of UUIDs, whose order differs between clients, or
-    values that keys of this type cannot represent, for example after a decimal column was widened.
+    Returns:
+        None if ranges cannot express the predicate. This is a comparison of UUIDs, whose order differs between
+        clients, or
+        a predicate whose values keys of this type cannot represent, for example after a decimal column was widened.
     """
     try:
         return _key_ranges(predicate, kind, semantics)
@@ -69,7 +71,8 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     """Return whether a zero among the values also represents the other zero.
 
-    For equality it does if any client treats the zeros as equal; for inequality, only if every client does.
+    In an equality, it does if any client treats the zeros as equal. In an inequality, it does only if every client
+    does.
     """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 

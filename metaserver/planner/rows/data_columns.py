@@ -1,8 +1,9 @@
 """Reads columns of some rows of data files, by Iceberg field id, with range reads.
 
-A column is identified by the field ids in the file, or in a file without them, by the table's name mapping. A file
-without both is `Unreadable`. The costs are limited: only the column chunks of row groups with a requested row are
-fetched, and the budgets of a request limit the fetched and the decoded bytes.
+A column is identified by the field ids in the file. In a file without field ids, it is identified by the table's
+name mapping. If the table has no name mapping either, the file is `Unreadable`. The costs are limited: only the
+column chunks of row groups with a requested row are fetched, and the budgets of a request limit the fetched and the
+decoded bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _WAIT_S = 120.0
 
 
 class _Ranges:
-    """An object as a file. pyarrow reads it in a thread, while the store runs on the event loop."""
+    """An object in storage as a file that pyarrow reads in a thread, while the store runs on the event loop."""
 
     closed = False
 
@@ -139,7 +140,7 @@ class DataRows:
         """Read all rows of the requested columns that the file has.
 
         Raises:
-            Unreadable: See `read`. A missing column is not an error here.
+            Unreadable: See `read`. It is not an error here if a column is missing.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
@@ -156,7 +157,10 @@ class DataRows:
     def _read(
         self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read a file. The decoded columns count towards the budget until the caller has consumed them."""
+        """Read a file with `read`.
+
+        The decoded columns count towards the budget until the caller has consumed them.
+        """
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
             yield self._decode_file(source, path, records, read, budget)
@@ -179,5 +183,5 @@ class DataRows:
         except (BadRequest, StorageError) as error:
             # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(path, error.message) from None
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name is not UTF-8
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError means that a name is not UTF-8.
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

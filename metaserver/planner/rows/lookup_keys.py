@@ -1,4 +1,5 @@
-"""Parses the keys of a lookup, one for each term of a record index, from JSON or Arrow into the index's form.
+"""Parses the keys of a lookup from JSON or Arrow into the form of the index. A key has one value for each term of the
+record index.
 
 A JSON value is parsed like a filter literal (`literals.py`). A value that the column's type cannot represent, such as
 5.5 for an integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column
@@ -31,12 +32,13 @@ _SHOWN_CHARS_MAX = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """Return (columns, bool[rows]: the keys that can exist; None for all keys).
+    """Return (columns of keys, bool[rows]: the keys that can exist; None if all keys can exist).
 
-    Each row is a list of values in the order of the terms, an object with their names or, for one term, its value.
+    Each row is a list of values in the order of the terms, an object with the names of the terms, or for one term,
+    its value.
 
     Raises:
-        BadRequest: A key is invalid; the message gives its number.
+        BadRequest: A key is invalid; the message contains the key's number.
     """
     possibleble = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
@@ -45,9 +47,10 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
 
 
 def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
-    """Return (the column of each term in one piece, the memory of shared values if each row had a copy).
+    """Return (the column of each term as one array, the memory that shared values would use if each row had a copy).
 
-    In a request of a megabyte, a million rows in any number of batches can share one value.
+    The memory matters because in a request of a megabyte, a million rows in any number of batches can share one
+    value.
 
     Raises:
         BadRequest: A column is missing, exists several times, or cannot be combined; the message names it.
@@ -124,7 +127,7 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
 
 
 def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
-    """Return the keys of one column, and clear `possible` for values that no row can have."""
+    """Return the keys of one column. Set `possible` to False for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits

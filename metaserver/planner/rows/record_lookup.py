@@ -1,8 +1,8 @@
 """Record lookup: from keys and a snapshot to the data file and the position of each row, and whether it may be deleted.
 
-The result has only rows of files that are live in the snapshot, each once, without rows known to be deleted. Files that
-the index does not cover may contain more rows. These files are counted and listed, so that the client can see that the
-answer is incomplete. A row that may be deleted is returned and marked.
+The result has only rows of files that are live in the snapshot, each row once, without rows that are known to be
+deleted. Files that the index does not cover may contain more rows. These files are counted and listed, so that the
+client can see that the answer is incomplete. A row that may be deleted is returned and marked.
 
 Keys are equal as in the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
 bits (`record.py`).
@@ -47,16 +47,16 @@ _KEYS_PER_BATCH = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _IN_LOOP_KEYS_MAX = 200
 _QUICK_BYTES = 64 << 10
-"""Up to this number of keys and bytes, keys are looked up on the event loop, because a thread would take longer."""
+"""A lookup with at most this many keys and bytes runs on the event loop, because a thread would take longer."""
 
 
 @dataclass(frozen=True)
 class LocatedRows:
-    """Rows in the order of their keys, with arrays of one entry per row.
+    """The located rows in the order of their keys, with arrays of one item per row.
 
-    `query` is the index of the key, `data_file` the position of the file in the view, `position` the row in the file.
-    `undecided` states whether the row may be deleted. `uncovered` are the positions of live files that the index does
-    not cover.
+    `query` is the number of the key, `data_file` the position of the data file in the view, and `position` the number
+    of the row in the file. `undecided` states whether it is unknown if the row is deleted. `uncovered` are the
+    positions of live files that the index does not cover.
     """
 
     query: Longs
@@ -65,7 +65,7 @@ class LocatedRows:
     undecided: Mask
     uncovered: Longs
     problems: Mapping[str, str]
-    """The first reasons why rows are undecided, by file."""
+    """The first reasons why it is unknown whether rows are deleted, by file."""
 
 
 class Locator:
@@ -88,12 +88,12 @@ class Locator:
         possible_keys: Mask | None,
         entry: Entry,
     ) -> LocatedRows:
-        """Locate the rows of keys in a scan of a whole snapshot.
+        """Locate the rows with these keys in a scan of a whole snapshot.
 
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            possible_keys: The keys that can exist, bool[keys]; None for all keys.
+            possible_keys: The keys that can exist, bool[keys]; None if all keys can exist.
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
@@ -134,7 +134,7 @@ def _combine_parts(
 
 
 def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
-    """Return the keys of terms that are columns, by column id."""
+    """Return the keys of the terms that are plain columns, by column id."""
     terms = zip(definition.terms, columns, strict=True)
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
@@ -156,7 +156,7 @@ class _OfPart(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request: `columns`, and bool[keys], the keys that can exist; None for all keys."""
+    """The keys of one request: `columns`, and bool[keys], the keys that can exist; None if all keys can exist."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible
@@ -166,13 +166,13 @@ class _LookupKeys:
         self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
 
     async def few(self) -> tuple[Hashes, Hashes] | None:
-        """Return the two halves of all hashes if the keys are few and fit one batch, otherwise None."""
+        """Return the two halves of all hashes if there are few keys, which fit one batch, otherwise None."""
         if self.count > REMOTE_KEYS_MAX:
             return None
         return (self.part(0) if self.is_quick else await asyncio.to_thread(self.part, 0))[1:]
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
-        """Return (indexes of keys, the two halves of their hashes) of the batch that begins at `start`."""
+        """Return (numbers of the keys, the two halves of their hashes) of the batch that begins at `start`."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_PER_BATCH, self.count))
@@ -184,7 +184,8 @@ class _LookupKeys:
 class _Search:
     """Looks up the keys of one request in all index files, batch by batch.
 
-    `damaged` collects index files that failed. From then on their data files are `uncovered`, uint8[files of the view].
+    `damaged` collects index files for which a lookup failed. After a failure, the data files of the index file are
+    also in `uncovered`, uint8[files of the view].
     """
 
     def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
@@ -201,7 +202,7 @@ class _Search:
     async def run_in_threads(self, start: int) -> _Rows:
         """Return the result of `run`, with several index files in parallel.
 
-        A lookup mostly waits for memory, without the GIL.
+        A lookup mostly waits for memory, and does not hold the GIL while it waits.
         """
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
@@ -220,7 +221,7 @@ class _Search:
             try:
                 query, data_file, position = self._of_part(number, high, low)
             except ValueError as error:
-                # The answers for earlier keys stay valid, because every page is verified before use.
+                # Results for earlier keys stay valid, because every page is verified before use.
                 results.append(_OfPart(number, None, str(error)))
                 continue
             results.append(_OfPart(number, (numbers[query], data_file, position)))
@@ -250,7 +251,7 @@ class _Search:
         query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         live = data_file >= 0
-        # If two index files cover a data file, only the rows of one are used.
+        # If two index files cover a data file, only the rows from one of them are used.
         live[live] = (part_of[data_file[live]] == number) & (file_of[data_file[live]] == file[live])
         return query[live], data_file[live], position[live].astype(np.int64)
 
@@ -265,10 +266,10 @@ class _Search:
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
-    """Refuse keys with very many rows before their rows are gathered.
+    """Refuse keys with very many rows before their rows are read.
 
     Raises:
-        TooLarge: The rows of the keys fill whole pages.
+        TooLarge: The rows of the keys fill more pages than `ROWS_MAX` rows may.
     """
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())

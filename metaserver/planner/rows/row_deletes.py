@@ -1,9 +1,10 @@
 """Decides which of the given rows of a snapshot's data files are deleted.
 
 Every row is live, deleted, or undecided with a reason. If a read fails, a row is undecided, never live. Position
-deletes and deletion vectors apply by position. Equality deletes apply by the row's values: values that the caller has
-(a lookup by key has the key columns), otherwise values read from the data file for these rows, up to a limit. Clients
-differ about 0.0 = -0.0: a row that is deleted only under this equality is undecided.
+deletes and deletion vectors apply by position. Equality deletes apply by the row's values. A caller may have these
+values already: a lookup by key has the values of the key columns. Otherwise, they are read from the data file for
+these rows, up to a limit. Clients differ about 0.0 = -0.0: a row that is deleted only under this equality is
+undecided.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 DELETES_LIMIT_BYTES = 256 << 20
 """The maximum size of the delete files that one request reads.
 
-Rows are undecided if further delete files apply to them.
+If further delete files apply to a row, the row is undecided.
 """
 CONTENTS_LIMIT_BYTES = 512 << 20
 """The maximum memory of the decoded delete files of one request."""
@@ -53,7 +54,7 @@ DATA_LIMIT_BYTES = 256 << 20
 """The maximum number of bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
 _IN_LOOP_ROWS_MAX = 200
-"""Up to this number of rows, evaluation runs on the event loop, because a thread would take longer."""
+"""With at most this many rows, evaluation runs on the event loop, because a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
 _Groups = list[tuple[int, Longs]]
@@ -61,9 +62,10 @@ _Groups = list[tuple[int, Longs]]
 
 
 class RowDeletion(NamedTuple):
-    """The deleted and the undecided rows, bool[n] each.
+    """The deleted rows and the undecided rows, bool[n] each.
 
-    A row that is in both is deleted; the data that could not be read do not matter then.
+    A row may be in both arrays. Then it is deleted, because the deletes that could not be evaluated make no
+    difference.
     """
 
     deleted: Mask
@@ -99,9 +101,9 @@ class RowDeletes:
 
 
 class DeleteEvaluator:
-    """Evaluates rows in batches, within the limits of one request.
+    """Evaluates the deletes of rows in batches, within the limits of one request.
 
-    `problems` has the first reasons for undecided rows, by file.
+    `problems` has the first reasons why rows are undecided, by file.
     """
 
     def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
@@ -119,10 +121,14 @@ class DeleteEvaluator:
         self.problems: dict[str, str] = {}
 
     async def evaluate(self, data_files: Longs, positions: Longs, keys: Longs | None = None) -> RowDeletion:
-        """Return which rows are deleted.
+        """Return which rows are deleted, and which are undecided.
 
-        A row is given by the position of its data file in the view, its position in the file and, with known columns,
-        its index in these columns, int64[n] each. Calls must not overlap.
+        Calls must not overlap.
+
+        Args:
+            data_files: The position in the view of each row's data file, int64[n].
+            positions: The number of each row in its file, int64[n].
+            keys: The index of each row in the known columns, int64[n]; None if no columns are known.
         """
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:
@@ -166,9 +172,10 @@ class DeleteEvaluator:
         return groups, applying, unread
 
     def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Return the hash of these columns in these rows, and the hash with both zeros merged.
+        """Return the hash of these columns in these rows, and the hash with which both zeros are equal.
 
-        None if the values are unknown.
+        Returns:
+            None if the values are unknown.
         """
         if not all(column_id in self._known for column_id, _ in columns):
             return None
@@ -183,7 +190,7 @@ class DeleteEvaluator:
 
 
 def columns_of(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
-    """Return the key columns of an equality delete, with their types."""
+    """Return the key columns of an equality delete, with their types, or the reason why they are unknown."""
     if file.content != EQUALITY:
         return ()
     try:

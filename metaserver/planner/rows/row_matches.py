@@ -1,11 +1,11 @@
 """Finds the rows of a data file that satisfy a predicate, by bitmap indexes. The caller chooses the semantics.
 
-The result is exact, or a superset that is marked as such. A predicate may match any row if the file has no bitmap for
-its term, or if key ranges cannot express it; the other conjuncts still narrow the result. A predicate that the file's
-partition decides for every client is not looked up (`residuals.py`).
+The result is exact, or it is a superset and marked as one. A predicate may match any row if the file has no bitmap
+for its term, or if key ranges cannot express it. In this case, the other conjuncts still narrow the result. A
+predicate that the file's partition decides for every client is not looked up (`residuals.py`).
 
-SQL engines differ about NaN in comparisons. An expression that was parsed from SQL includes NaN (`sql.py`): in a file
-with a NaN in a compared column, the rows are not exact.
+SQL engines differ about NaN in comparisons. An expression that was parsed from SQL includes NaN (`sql.py`), so the rows
+of a file with a NaN in a compared column are not exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS_MAX = 1 << 32
 class MatchingRows(NamedTuple):
     """The rows that may match; None for all rows.
 
-    If `exact` is true, all of these rows match.
+    If `exact` is true, every one of these rows matches.
     """
 
     bits: Bits | None
@@ -46,7 +46,7 @@ class PredicateMatcher:
     `damaged` collects index files for which an evaluation failed.
 
     Attributes:
-        indexes: The bitmap indexes, by column id and transform of their term.
+        indexes: The bitmap indexes, by the column id and the transform of the index's term.
         from_sql: Whether the expression was parsed from SQL.
     """
 

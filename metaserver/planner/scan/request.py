@@ -1,4 +1,4 @@
-"""Scan requests, and the snapshot, schema and bound filter that a request resolves to for a table."""
+"""Scan requests, and the snapshot, the schema and the bound filter that a request resolves to in a table."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 LONG_FILTER_BYTES = 64 << 10
-"""The length of a JSON filter from which it counts as long. Shorter filters take milliseconds."""
+"""A JSON filter with at least this length counts as long. Work on a shorter filter takes milliseconds."""
 _LONG_TEXT_CHARACTERS = 30_000
-"""The length of a bound filter's text from which it counts as long: some hundreds of values, about 1 ms of work."""
+"""A bound filter whose text has at least this length counts as long.
+
+It has some hundred values, about 1 ms of work.
+"""
 
 
 ViewKey = tuple[str, ...]
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a scan apart from its filter: its snapshots, and the meaning of names and comparisons.
+    """The options of a scan apart from its filter: which snapshots it reads, and the meaning of names and comparisons.
 
-    A scan reads one snapshot (by default the current one). An incremental scan reads the files that appends added after
-    `start_snapshot_id`, up to and including `end_snapshot_id`.
+    A scan reads one snapshot (by default the current one). An incremental scan reads the files that appends added
+    after `start_snapshot_id`, up to and including `end_snapshot_id`.
     """
 
     snapshot_id: int | None = None
@@ -67,7 +70,7 @@ class ScanRequest(ScanOptions, frozen=True, kw_only=True):
 
 
 class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
-    """A scan that a client requests, with everything fixed that could change before the client continues it.
+    """A scan that a client requests, with all options fixed that could change before the client continues the scan.
 
     Plan tasks and plan ids contain it (`tokens.py`). An incremental scan has no `snapshot_id`.
     """
@@ -75,14 +78,14 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     schema_id: int
     """The id of the table's current schema at planning time, so that names keep their meaning after a rename."""
     filter_json: bytes = b""
-    """The filter in JSON as the client sent it; empty without a filter."""
+    """The filter in JSON as the client sent it; empty if the request has no filter."""
     stats_fields: tuple[str, ...] = ()
     residuals: bool = True
     sequence_numbers: bool = False
     may_rewrite_files: bool = False
-    """Whether the client may write the rows of the files again. Then its reader must not skip rows."""
+    """Whether the client may write the rows of the files again. If it may, its reader must not skip rows."""
     functions: bool = False
-    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`)."""
+    """Whether the filter may use functions of SQL (`formats/iceberg/types/functions.py`)."""
     fresh: bytes = b""
     """The fresh snapshot that is read, as JSON; empty for a snapshot of the table."""
 
@@ -105,10 +108,10 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
 
 
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
-    """A scan bound to one table: the results of binding and projecting its filter, each computed once.
+    """A scan bound to one table: the results of binding and projecting its filter. Each result is computed once.
 
-    A filter may list a hundred thousand values. If `is_long` is true, work on it must run in a thread, not on the event
-    loop.
+    A filter may list a hundred thousand values. If `is_long` is true, work on it must run in a thread, not on the
+    event loop.
     """
 
     metadata: TableMetadata
@@ -117,9 +120,9 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     schema: Schema
     bound: Expression
     is_unfiltered: bool = False
-    """Whether the scan returns all files, even those without rows: its filter is the constant TRUE."""
+    """Whether the filter is the constant TRUE. Such a scan returns all files, including files without rows."""
     dynamic_filters: tuple[DynamicFilter, ...] = ()
-    """The dynamic filters with many keys. Those with few keys are part of `bound`."""
+    """The dynamic filters with many keys. Dynamic filters with few keys are part of `bound`."""
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
@@ -173,7 +176,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def view_key(self) -> ViewKey:
-        """Return the key of the view that the scan reads, which all scans of the same snapshots share."""
+        """Return the key of the view that the scan reads. All scans of the same snapshots have the same key."""
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
@@ -203,14 +206,15 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
     """Bind a filter with the meaning that Iceberg's Java library gives it.
 
-    The library requests the snapshot's schema whenever it names a snapshot. But while a snapshot is the head of a
-    branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema these names may
-    belong to other columns, or to columns of a type that the literals do not fit. A part of the filter that the schemas
-    bind differently prunes no file.
+    Whenever the library names a snapshot, it requests the snapshot's schema. But while a snapshot is the head of a
+    branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema, these names may
+    belong to other columns, or to columns of a type that the literals do not fit. A conjunct of the filter that the
+    schemas bind differently prunes no file.
 
     Raises:
-        BadRequest: No schema can bind the filter. Or two schemas bind a part differently, and that part selects
-            partitions alone: Spark does not filter rows by such a part, so the plan must be exact.
+        BadRequest: No schema can bind the filter. Or two schemas bind a conjunct differently, and partition values
+            decide
+            this conjunct. Spark does not filter rows by such a conjunct, so the plan would have to be exact.
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)
@@ -222,7 +226,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
         readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
-            # This raises the error of the snapshot's schema.
+            # This call raises the error that the snapshot's schema causes.
             bind_filter(metadata, schema, options, conjunct)
         elif all(reading.terms == readings[0].terms for reading in readings):
             sure.append(next(iter(bound.values())))
@@ -249,9 +253,9 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 
 
 def names_are_ambiguous(metadata: TableMetadata) -> bool:
-    """Return whether a filter on the current snapshot may use an ambiguous name.
+    """Return whether a filter on the current snapshot may use a name that `bind_for_java` cannot resolve.
 
-    The snapshot's own schema gives this name to another column, or lacks it. `bind_for_java` cannot resolve it.
+    The snapshot's own schema gives such a name to another column, or lacks it.
     """
     snapshot = metadata.current_snapshot
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
@@ -272,7 +276,8 @@ def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
 def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
     """Return the other schemas that the table may have had while the snapshot was the head of a branch.
 
-    They follow the snapshot's own schema, up to the current schema or to the schema of the next snapshot.
+    These are the schemas after the snapshot's own schema, up to the current schema or to the schema of the next
+    snapshot.
     """
     if snapshot is None or len(metadata.schemas) == 1:
         return []
@@ -287,19 +292,19 @@ def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, 
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """A part of a filter, bound by one schema."""
+    """A conjunct of a filter, bound by one schema."""
 
     bound: Expression | None
-    """The bound filter; None if the schema cannot bind it."""
+    """The bound conjunct; None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
     """The column, transform and type family of each predicate.
 
-    Two schemas with equal terms give the part the same meaning.
+    If these are equal for two schemas, both schemas give the conjunct the same meaning.
     """
 
     @classmethod
     def read(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _Reading:
-        """Bind a part of a filter by one schema."""
+        """Bind a conjunct of a filter by one schema."""
         try:
             bound = bind_filter(metadata, schema, options, part)
             terms = terms_of(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
@@ -309,7 +314,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def _family(kind: str) -> str:
-    """Return the type family: a literal means the same for all types of a family that a column can have over time."""
+    """Return the type family. A literal means the same for all types of a family that a column can have over time."""
     if kind.startswith("decimal"):
         return f"decimal of scale {decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
@@ -377,10 +382,10 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
 
 
 def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
-    """Return the nearest ancestor that has expired. An incremental scan without a start begins there.
+    """Return the id of the nearest ancestor that has expired. An incremental scan without a start begins there.
 
     Returns:
-        Its id; None if the metadata has all ancestors.
+        None if the metadata has all ancestors.
 
     Raises:
         BadRequest: See `list_appends`.
@@ -409,7 +414,11 @@ def _name_list(snapshot: Snapshot) -> str:
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, options: ScanOptions) -> Schema:
-    """Return the snapshot's own schema if the request uses it and the metadata has it, otherwise the current schema."""
+    """Return the schema whose names the filter uses.
+
+    It is the snapshot's own schema if the request uses that schema and the metadata has it, otherwise the current
+    schema.
+    """
     if options.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
         return metadata.schema(snapshot.schema_id) or metadata.current_schema
     return metadata.current_schema

@@ -1,4 +1,4 @@
-"""The result of planning: the files of a view that a reader must open, and the residual filter for their rows."""
+"""The result of planning: the files of a view that a reader must open, and the residual filter of each file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class IndexUse(msgspec.Struct, frozen=True, gc=False):
 class PruningStage(msgspec.Struct, frozen=True, gc=False):
     """One stage of a plan: files and bytes before and after it, and its duration.
 
-    Files and bytes are -1 unless the request asks for them, because counting visits every file and reads its size.
+    Files and bytes are -1 unless the request asks for them, because counting them visits every file and reads its
+    size.
     """
 
     name: str
@@ -77,7 +78,9 @@ class ScanPlan:
         """Store the inputs.
 
         Args:
-            projected: `bound` projected onto the metadata's specs, by spec id, for the specs that are computed already.
+            projected: `bound` projected onto the specs of the metadata, by spec id. Specs for which it is not
+                computed yet are
+                missing.
         """
         self.view = view
         self.entry_ids = entry_ids
@@ -116,7 +119,7 @@ class ScanPlan:
     def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 
-        Only files without residual and without deletes count. If the first `files_max` files have too few rows, all
+        Only files without a residual and without deletes count. If the first `files_max` files have too few rows, all
         files are returned, because examining more files would cost too much.
         """
         sure = 0
@@ -136,12 +139,15 @@ class ScanPlan:
     def residual_in(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
-        """Return the residual for a partition: (field id, type) and value of each field, in the manifest's order."""
+        """Return the residual for a partition.
+
+        `fields` has (field id, type), and `partition` has the value of each field, in the manifest's order.
+        """
         residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
         if residuals is None:
             return self.bound
-        # The key has the text of zeros: 0.0 equals -0.0, but their residuals differ. Few partitions have
-        # zeros.
+        # The key contains the text of the values, because 0.0 equals -0.0, but their residuals differ. Few
+        # partitions have zeros.
         zero = any(value == 0 and isinstance(value, float) for value in partition)
         key = (spec_id, fields, repr(partition) if zero else partition)
         residual = self._residuals.get(key)
@@ -153,9 +159,9 @@ class ScanPlan:
         return residual
 
     def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
-        """Return whether the partition can contain a matching row, by its values alone.
+        """Return whether the partition can contain a matching row, according to its values alone.
 
-        False means that the residual is FALSE.
+        If the result is False, the residual is FALSE.
         """
         spec = self.metadata.spec(spec_id)
         if spec is None:
@@ -172,7 +178,7 @@ class ScanPlan:
     def _values_of(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
-        """Return the values that decide parts of the filter, by field id."""
+        """Return those values of the partition that decide conjuncts of the filter, by field id."""
         kinds = self.deciding(spec_id)
         return {
             field_id: value
@@ -181,9 +187,9 @@ class ScanPlan:
         }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:
-        """Return the partition fields whose values decide parts of the filter: the type of their values, by field id.
+        """Return the types of the partition fields whose values decide conjuncts of the filter, by field id.
 
-        Empty if no partition value decides anything, or if the metadata do not have the spec.
+        The result is empty if no partition value decides a conjunct, or if the metadata do not have the spec.
         """
         kinds = self._kinds.get(spec_id)
         if kinds is None:
@@ -204,5 +210,5 @@ class ScanPlan:
         return self._deletes.deletes_for_file(entry_id)
 
     def deletes_of(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Return the result of `deletes` for many data files."""
+        """Return, for each data file, the delete files that apply to it, as `deletes` does."""
         return self._deletes.deletes_for(entry_ids)

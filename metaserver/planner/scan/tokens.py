@@ -1,9 +1,9 @@
 """Plan tasks and plan ids: stateless, signed tokens that contain the plan request.
 
-A token contains the request (snapshot, filter, schema) and, for a plan task, a range of entry ids. So any worker and
-replica can answer it, also after a restart. The range counts *entries of the view*, not files of the plan: a view is
-the same on every replica, while one plan may keep a file that another plan, with more time, leaves out. If pages
-counted kept files, they could overlap or miss files.
+A token contains the request (snapshot, filter, schema) and, for a plan task, a range of entry ids. So any worker or
+replica can serve the token, also after a restart. The range counts *entries of the view*, not files of the plan: a
+view is the same on every replica, but one plan may keep a file that another plan, which has more time, leaves out.
+If pages counted kept files, they could overlap or miss files.
 
 Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 truncated to 16 bytes (RFC 2104, section
 5), first row and end row (8 bytes each, big-endian), deflated msgpack of `PinnedRequest`. The MAC also covers the
@@ -109,11 +109,13 @@ def _unpack(packed: bytes) -> PinnedRequest:
 
 
 def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
-    """Return the number of plan tasks for a plan of `files` files; 0 means that the answer is inline.
+    """Return the number of plan tasks for a plan of `files` files.
 
-    A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token contains
-    the filter. With a long filter (an IN list of thousands of values), there are fewer and larger pages, so that the
-    total size of the tokens does not grow.
+    0 means that the answer contains all files itself.
+
+    A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token
+    contains the filter. With a long filter (an IN list of thousands of values), there are fewer and larger pages, so
+    that the total size of the tokens does not grow.
     """
     if files <= inline_limit:
         return 0

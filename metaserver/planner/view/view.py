@@ -1,8 +1,9 @@
 """The files of a snapshot in columns (`TableView`), and selections of them (`Selection`), which pruning narrows.
 
-A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. Nothing is
-copied: a side of a column has the addresses of the blocks' arrays, which kernels read. A column is assembled for the
-first predicate on it and cached; the view of the next snapshot reuses the blocks.
+A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. No
+data are copied: the lower or upper bounds of a column (`BoundColumn`) have the addresses of the blocks' arrays,
+which kernels read. The bounds are assembled for the first predicate on the column and cached; the view of the next
+snapshot reuses the blocks.
 
 An entry id consists of the ordinal of a manifest in the manifest list and of an entry in the manifest: `ordinal << 32 |
 entry`. A view with only some of a snapshot's manifests therefore has the same entry ids as the full view, and the files
@@ -37,19 +38,20 @@ _SKETCHED_ROWS_MIN = 100_000
 """A column gets sketches if one comparison may read at least this many rows."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-"""The bits of an entry id with the number of the entry in its manifest."""
+"""The bits of an entry id that contain the number of the entry in its manifest."""
 
 
 class BoundColumn:
     """The lower or upper bounds of a column in one form.
 
-    `layout`, int64[blocks, 15], is in the format of `_scan.pyx`. `low` and `high` are summaries.
+    `layout`, int64[blocks, 15], is in the format of `_scan.pyx`. `low` and `high` are the minimum and maximum of each
+    block.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
     def __init__(self, form: Form, packed: Objects, view: TableView, of_base: Sequence[BoundColumn] | None) -> None:
-        """Read the column of each block that the view's base lacks.
+        """Read the bounds of each block that the view's base lacks.
 
         Args:
             form: The form of the values.
@@ -90,7 +92,7 @@ class BoundColumn:
             self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
-        """Add sketches to the blocks whose codes take longer to read than a sketch."""
+        """Add sketches to the blocks where reading a sketch takes less time than reading the codes."""
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
@@ -102,7 +104,7 @@ class BoundColumn:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
     def rows_read(self) -> int:
-        """Return the maximum number of rows that a comparison with one value reads, over all values.
+        """Return the maximum number of rows that a comparison with one value reads. The maximum is over all values.
 
         A comparison reads the blocks whose minimum and maximum enclose the value.
         """
@@ -117,7 +119,7 @@ class BoundColumn:
 class ColumnStatistics:
     """The statistics of one column, compared as one type.
 
-    Flags are as in `ColumnEntry`; None if all are 0.
+    Flags are as in `ColumnEntry`. They are None if all of them are 0.
     """
 
     __slots__ = (
@@ -229,8 +231,8 @@ class TableView:
     ) -> None:
         """Put the blocks in sequence.
 
-        `base` is a view that shares blocks, such as that of the previous snapshot. While it is in memory, its columns
-        are reused.
+        `base` is a view that shares blocks with this view, such as the view of the previous snapshot. While the base
+        is in memory, its columns are reused.
         """
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
@@ -283,7 +285,7 @@ class TableView:
 
     @property
     def edges(self) -> frozenset[Block]:
-        """The first and the last block. A neighbouring snapshot usually keeps one of them."""
+        """The first and the last block. The view of a neighbouring snapshot usually has at least one of them."""
         return frozenset({*self.blocks[:1], *self.blocks[-1:]})
 
     @property
@@ -303,7 +305,7 @@ class TableView:
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the view's block of each manifest, if the view has the same manifest object; otherwise None."""
+        """Return the view's block of each manifest; None for a manifest whose object is not in the view."""
         here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
@@ -363,7 +365,7 @@ class TableView:
         return column
 
     def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column; None if they would have to be read from most blocks."""
+        """Return the statistics of a column; None if most blocks would have to be read for them."""
         base = self.base
         near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
         if near and base is not None and base.find_computed_stats(column_id, kind) is not None:
@@ -371,7 +373,7 @@ class TableView:
         return self.find_computed_stats(column_id, kind)
 
     def find_computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column if they are computed already."""
+        """Return the statistics of a column if they are computed already, otherwise None."""
         return self._stats.get((column_id, kind))
 
     def partition(self, field_id: int, kind: str) -> PartitionValues:
@@ -386,7 +388,7 @@ class TableView:
     def assemble(self, other: TableView) -> None:
         """Compute the columns that another view has computed.
 
-        The method may run in any thread.
+        The method may be called in any thread.
         """
         for column_id, kind in list(other._stats):
             self.stats(column_id, kind)
@@ -398,7 +400,7 @@ class TableView:
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
     def with_base(self, computed: Array, of_base: Array | None) -> Array:
-        """Return one row per block: computed for `blocks_to_compute`, and from the base for the other blocks."""
+        """Return one row per block: `computed` for `blocks_to_compute`, and the base's rows for the others."""
         if of_base is None:
             return computed
         merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
@@ -416,7 +418,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """Return a layout row without a sketch, whose first position is 0."""
+    """Return the row of `BoundColumn.layout` for a block, without a sketch. Its first position is 0."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -486,13 +488,13 @@ def _read_head(block: Block) -> tuple[int, int, bool]:
 def _identities(values: Sequence[object]) -> Longs:
     """Return int64[objects], the identities of the objects.
 
-    As long as two objects are alive, equal numbers mean the same object.
+    As long as the objects are alive, equal numbers mean the same object.
     """
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
 def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
-    """Return the positions of equal numbers in both arrays."""
+    """Return, for the numbers that both arrays have, their positions in each array."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
@@ -504,7 +506,7 @@ def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs
 
 
 def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """Return the entry. Its bounds are removed if values of its type cannot be compared as `kind`."""
+    """Return the entry, without its bounds if values of its type cannot be compared as `kind`."""
     if entry is None or are_comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
@@ -523,7 +525,7 @@ def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None
 def are_comparable(stored: str, kind: str) -> bool:
     """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
 
-    A date promoted to a timestamp (format version 3) changes its unit, so its bounds are not comparable.
+    When a date is promoted to a timestamp (format version 3), its unit changes, so the bounds are not comparable.
     """
     if stored == kind or (stored, kind) in _WIDENED:
         return True
@@ -538,12 +540,12 @@ _WAITING_MAX = 16
 class Selection:
     """The selected rows of a view.
 
-    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if the rows are
-    selected whose byte in `mask`, uint8[rows], is 1.
+    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
+    are selected: those whose byte in `mask`, uint8[rows], is 1.
 
     Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
-    millions of files mostly waits for memory, and after one comparison, the data of the block are still in the
-    processor's cache for the next. If only the rows are read, no mask is made.
+    millions of files mostly waits for memory. After one comparison, the data of the block are still in the
+    processor's cache for the next comparison. If only the rows are read, no mask is made.
     """
 
     __slots__ = ("_mask", "_state", "_waiting", "view")
@@ -551,7 +553,7 @@ class Selection:
     def __init__(
         self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """Create a selection. Without a mask, no block may have state 2."""
+        """Create a selection. If there is no mask, no block may have state 2."""
         self.view = view
         self._state = state
         self._mask = mask
@@ -572,7 +574,7 @@ class Selection:
         return self._mask
 
     def compare(self, side: BoundColumn, op: int, literal: float | bytes) -> None:
-        """Keep rows whose value is absent or passes the kernels' comparison `op`."""
+        """Keep rows whose value is absent or satisfies the kernels' comparison `op` with the literal."""
         if len(self._waiting) == _WAITING_MAX:
             self.apply_waiting()
         self._waiting.append((side.layout, side.low, side.high, op, literal))
@@ -585,14 +587,15 @@ class Selection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row is selected, without the queued comparisons."""
+        """Whether no row is selected. Queued comparisons are not considered."""
         # A search in bytes is much faster than `any` on the array.
         state = self._state.tobytes()
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
     def everything(cls, view: TableView) -> Selection:
-        # The result is that of `np.ones`, in a third of the time if its code is not in the processor's cache.
+        # The result is the same as that of `np.ones`. It takes a third of the time if the code of `np.ones` is not
+        # in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
     def copy(self) -> Selection:
@@ -633,7 +636,7 @@ class Selection:
         self._state[:] = 0
 
     def copy_block(self, number: int, other: Selection) -> None:
-        """Set the selection of one block to that in `other`."""
+        """Set the selection of one block to the selection of this block in `other`."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         self.state[number] = other.state[number]
         self.mask[first:end] = other.mask[first:end]
@@ -669,7 +672,7 @@ def narrow_to_any(
     union: Selection | None = None
     for branch in branches:
         if expired():
-            return  # Without the other branches, all rows must be kept.
+            return  # The time is over before all branches are evaluated, so all rows must be kept.
         part = selection.copy()
         branch(part)
         if union is None:
@@ -678,5 +681,5 @@ def narrow_to_any(
             union.add(part)
     selection.clear()
     if union is not None:
-        # The merge changes only blocks of `union`, because selections of other blocks may share the mask.
+        # The merge changes only blocks of `union`, because other selections may share the mask of the other blocks.
         selection.add(union)

@@ -1,6 +1,6 @@
 """A job that checks whether the jobs of this server can reach the server and the storage of the warehouse.
 
-It runs like other jobs: in a worker process, with its variables, its login and its keys. So it fails for
+It runs like other jobs: in a worker process, with the same variables, login and keys. So it fails for
 the same reasons: missing keys, wrong keys, or an address or a certificate that the process cannot use.
 """
 
@@ -27,12 +27,12 @@ _NAMESPACE = ("seamark:access-check",)
 
 
 def access_probe(settings: Settings, clock: Clock) -> Job:
-    """Return the job."""
+    """Return the job that checks access."""
     return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=probe_arguments(settings, clock))
 
 
 def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
-    """Return the object that the job writes, reads and deletes, or the address that it reaches instead."""
+    """Return the object that the job writes, reads and deletes, or the address that the job connects to instead."""
     root = parse_location(settings.warehouse_uri())
     return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
 

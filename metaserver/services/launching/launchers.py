@@ -2,9 +2,9 @@
 
 The setting `services_launchers` lists the permitted launchers, because a table's writer must not decide
 what the server spends. Among the permitted launchers, a table's property `seamark.services.launcher`
-decides, or else the bytes that the job will read: for a small job, a JVM takes longer to start than the
-worker process takes for the job. All launchers run the same job, which is a client of the HTTP interface.
-It has a token for the namespace of its table, and the fencing number of the lease under which it was
+decides. Without the property, the bytes that the job will read decide: for a small job, starting a JVM takes longer
+than the job takes in the worker process. All launchers run the same job, which is a client of the HTTP interface.
+The job has a token for the namespace of its table, and the fencing number of the lease under which it was
 started.
 """
 
@@ -43,14 +43,17 @@ class JobRequest(msgspec.Struct, frozen=True):
     url: str
     token: str | None
     folders: tuple[str, ...] | None
-    """The local folders of the warehouse. The process opens no other local files. None allows all files."""
+    """The local folders of the warehouse.
+
+    The process opens no other local files. If it is None, all files are allowed.
+    """
     umask: int
     """The umask for the files of tables."""
     fence: int | None = None
     arguments: dict[str, Any] = {}
     """Additional arguments of a job that a user starts."""
     storage: dict[str, str] = {}
-    """S3 keys for tables whose keys the catalog does not send, as properties of a FileIO.
+    """S3 keys for tables whose keys the catalog does not send. They have the form of properties of a FileIO.
 
     The process does not send them to other machines.
     """
@@ -59,9 +62,9 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The totals of a job, or why it failed.
+    """The totals of a job, or the reason why it failed.
 
-    If `progress` is set, the job is still running, and this is its progress.
+    If `progress` is set, the job is still running, and the answer reports only its progress.
     """
 
     totals: dict[str, Any] = {}
@@ -73,12 +76,12 @@ class JobAnswer(msgspec.Struct, frozen=True):
 class JobLogin:
     """The login of jobs to the server and the storage.
 
-    `issue` makes a token for a namespace; None if the server requires no token. If `keys` is None, jobs use
+    `issue` makes a token for a namespace. It is None if the server requires no token. If `keys` is None, jobs use
     the keys that the catalog sends, or their own keys.
 
     Attributes:
-        keys: Returns `JobRequest.storage`; it may wait for a service of AWS.
-        certificates: See `JobRequest`.
+        keys: Returns the S3 keys for `JobRequest.storage`. The call may wait for a service of AWS.
+        certificates: The value of `JobRequest.certificates`.
     """
 
     url: str
@@ -120,13 +123,16 @@ def has_local_spark() -> bool:
 
 
 def launcher_of(properties: Mapping[str, str]) -> str:
-    """Return the launcher that the property names; `auto` if its value is invalid."""
+    """Return the launcher that the table's property names; `auto` if the value of the property is invalid."""
     chosen = properties.get(PROPERTY, AUTO)
     return chosen if chosen in CHOICES else AUTO
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
-    """Return why the property is ignored, so that jobs run as with `auto`; None if it is not ignored."""
+    """Return why the property is ignored; None if it is not ignored.
+
+    If it is ignored, jobs run as with the value `auto`.
+    """
     if launcher not in CHOICES:
         return f"it must be one of {', '.join(CHOICES)}"
     if launcher == AUTO or launcher in permitted:
@@ -135,9 +141,11 @@ def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
 
 
 class LauncherChoice:
-    """A `JobRunner` that passes each job to one of its launchers by name. One of them is WORKER.
+    """A `JobRunner` that passes each job to one of its launchers.
 
-    With Spark, a job of at least `spark_bytes` runs on Spark; 0 disables this.
+    The launchers are stored by name, and WORKER is one of them.
+
+    If Spark is permitted, a job that reads at least `spark_bytes` runs on Spark. 0 disables this.
     """
 
     def __init__(self, launchers: Mapping[str, Launcher], *, spark_bytes: int) -> None:
@@ -164,7 +172,7 @@ class LauncherChoice:
 def bytes_since(metadata: TableMetadata, mark: str) -> int:
     """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
 
-    The next rewrite reads about as many bytes. If no snapshot has the key, all bytes of the table are returned.
+    The next rewrite reads about this many bytes. If no snapshot has the key, all bytes of the table are returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
     total = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-files-size", 0)

@@ -1,11 +1,11 @@
 """Runs a job with `spark-submit`: on this machine, or on a cluster of any kind that Spark supports.
 
-The driver runs in its own process, which Spark starts on this machine (client mode). Request and answer
-are files in a private folder: the output belongs to Spark, and other users can see arguments and
-variables of a process. On this machine, each process of the job has a memory limit.
+The driver runs in its own process, which Spark starts on this machine (client mode). The request and the answer
+are files in a private folder. Standard output would not work because Spark writes to it, and other users can see
+arguments and variables of a process. On this machine, each process of the job has a memory limit.
 
 The folder has a pipe whose other end this process keeps open. So a driver ends when the server ends, for
-any reason. A killed driver has committed whole batches; its other files are orphans, which table services
+any reason. The commits of a killed driver are complete. Its other files are orphans, which table services
 remove.
 """
 
@@ -38,19 +38,20 @@ _POLL_S = 1.0
 """The time between two reads of the driver's progress."""
 _LOOPBACK = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
 _PROCESS_BYTES_MIN = 1 << 30
-"""The approximate memory that a JVM with Spark, and a task, need at least."""
+"""The approximate minimum memory of a JVM with Spark, and of a task."""
 _HEAP = 0.6
 """The fraction of the JVM's memory that is heap. The rest is for classes, threads and buffers."""
 _KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
-"""The variables with which the driver decrypts files.
+"""The variables that contain keys with which the driver decrypts files.
 
-If one is set, failures do not quote the driver's output, because all readers of the table can see failures.
+If one of them is set, failures do not quote the driver's output, because all readers of the table can see
+failures.
 """
 _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=ERROR")
 
 
 def submit_program() -> str | None:
-    """Return the path of spark-submit, from SPARK_HOME, PySpark or the PATH; None if it is not installed."""
+    """Return the path of spark-submit from SPARK_HOME, PySpark or the PATH; None if spark-submit is not installed."""
     homes = [os.environ.get("SPARK_HOME", "")]
     if (spec := importlib.util.find_spec("pyspark")) is not None and spec.origin:
         homes.append(str(Path(spec.origin).parent))
@@ -75,7 +76,7 @@ class LocalLimits(NamedTuple):
 def local_limits(memory_bytes: int) -> LocalLimits:
     """Divide the memory among the JVM, the driver and one task per CPU.
 
-    If the memory does not suffice, there are fewer tasks. 0 means no limit.
+    If the memory does not suffice, there are fewer tasks. If `memory_bytes` is 0, there is no limit.
     """
     if not memory_bytes:
         return LocalLimits("local[*]", 0)
@@ -86,9 +87,9 @@ def local_limits(memory_bytes: int) -> LocalLimits:
 class SparkSubmit:
     """A `Launcher` that runs each job with spark-submit.
 
-    `options` are additional options of spark-submit, as words of a shell. `environment` has the variables of
-    the driver. `driver` is the module whose `main` runs the job. `process_bytes` is the limit of
-    `LocalLimits`.
+    `options` are additional options of spark-submit, separated as in a shell. `environment` has the variables of
+    the driver. `driver` is the module whose `main` runs the job. `process_bytes` is the memory limit of each process
+    (`LocalLimits`).
     """
 
     def __init__(
@@ -146,15 +147,15 @@ class SparkSubmit:
         return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
 
     def _limit(self, pid: int) -> None:
-        """Limit the shell script that starts the JVM, from which all processes of the job inherit the limits.
+        """Limit the shell script that starts the JVM. All processes of the job inherit the limits from it.
 
         Raises:
-            OSError: The script has ended, or the system refuses.
+            OSError: The script has ended, or the system refuses the limits.
         """
         if self._process_bytes:
             resource.prlimit(pid, resource.RLIMIT_DATA, (self._process_bytes,) * 2)
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # for its session; see `job_worker.yield_to_requests`
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # See `job_worker.yield_to_requests`.
 
     async def _drive(self, program: str, folder: Path, report: Report) -> JobAnswer:
         with (folder / "output").open("wb") as output:
@@ -185,9 +186,9 @@ class SparkSubmit:
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:
-    """Return the exit code of the process.
+    """Wait until the process ends, and return its exit code.
 
-    Until the process ends, report the progress that the driver writes.
+    Until then, report the progress that the driver writes.
     """
     while True:
         with suppress(TimeoutError):

@@ -1,10 +1,10 @@
 """Runs jobs in a process of the server, which uses Arrow and starts no JVM.
 
 The worker reads one job per line from its standard input, and answers with one line on its standard
-output, both JSON; lines with the progress of the job precede the answer. The worker ends when its input
-ends, so it never outlives the server. Each job has a token for the namespace of its table, and the
-server's S3 keys unless the catalog sends keys for the table. The process gets no other secrets of the
-server, except AWS's variables if tables are on S3. It runs at a lower CPU priority and within a memory
+output, both JSON. Lines with the progress of the job precede the answer. The worker ends when its input
+ends, so it never outlives the server. Each job has a token for the namespace of its table. It also has the server's
+S3 keys, unless the catalog sends keys for the table. The process gets no other secrets of the server, except AWS's
+variables if tables are on S3. It runs at a lower CPU priority and within a memory
 limit, because the data files that it decodes are untrusted.
 """
 
@@ -40,10 +40,10 @@ _VARIABLES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     )
 )
-"""The variables of the server's environment that a worker receives. The other variables may contain secrets."""
+"""The variables of the server's environment that a worker receives. Other variables may contain secrets."""
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _END_S = 2.0
-"""The time that a worker has to end before it is killed."""
+"""The time within which a worker has to end before it is killed."""
 
 
 def job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
@@ -142,6 +142,6 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_ANSWER_BYTES_MAX,
                 env=dict(self._environment),
-                start_new_session=True,  # see `job_worker.yield_to_requests`
+                start_new_session=True,  # The priority of its session; see `job_worker.yield_to_requests`.
             )
         return self._process

@@ -1,6 +1,6 @@
 """Rows that belong to a table by its UUID, under any name.
 
-The table needs a live name when they are added. They are removed with the last name, live or dropped.
+When such rows are added, the table must have a live name. They are removed with the last name, live or dropped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, placeh
 _KEPT = ("index_files", "index_versions", "producers", "column_reads", "stream_offsets")
 _NAMED = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
-"""A condition: no name refers to the table with the UUID in the first parameter."""
+"""The SQL condition that no name refers to the table with the UUID in the first parameter."""
 
 
 def hold_table(uuid: str) -> Steps[None]:
-    """Keep the table's last name from being removed until this transaction ends."""
-    # A rename deletes and inserts the row: a statement that has waited for it finds it the second time.
+    """Prevent the removal of the table's last name until this transaction ends."""
+    # A rename deletes and inserts the row. If the first statement waited for a rename, the second one finds the
+    # row.
     for _ in range(2):
         rows = yield StoreStatement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
         if rows:
@@ -28,7 +29,7 @@ def hold_table(uuid: str) -> Steps[None]:
 
 
 def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Delete the stored rows of the table that was named `gone`, unless another name refers to the table.
+    """Delete the stored rows of the table that the entry `gone` named, unless another name refers to the table.
 
     The locations of the table stay claimed. If the table is purged, they are claimed until `ReleaseLocations` runs
     after the deletion of its files. Otherwise they are claimed while the table has files (`retain`).
@@ -45,11 +46,11 @@ def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
 def retain(gone: DroppedEntry) -> Steps[None]:
     """Keep the claims of an entry without a name for the namespace of its last name.
 
-    A claim ends with its files: otherwise a table of another namespace could get the location, and with it the files
-    that were left there.
+    A claim ends only when no files are left. Otherwise, a table of another namespace could get the location, and with
+    it the remaining files.
     """
     uuid = gone.entry.uuid
-    # A transaction that registers the entry again waits.
+    # A transaction that registers the entry again waits for this transaction.
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
     rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608

@@ -2,7 +2,7 @@
 
 SQLite keeps a number per connection that changes when another connection, of any process, has committed (`PRAGMA
 data_version`, https://sqlite.org/pragma.html#pragma_data_version). While the number is unchanged, a cached read equals
-a new read at any isolation level; the number is read for each request.
+a new read at any isolation level. The number is read for each request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CommitCounter:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """Return a number that changes when any connection has committed; None if it is unavailable."""
+        """Return a number that changes when any connection has committed; None if SQLite cannot be asked."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
@@ -44,10 +44,7 @@ class CommitCounter:
 
 
 def watch(url: str) -> CommitCounter | None:
-    """Return a counter for the database of `open_store(url)`.
-
-    PostgreSQL has no such number: the result is None.
-    """
+    """Return a counter for the database of `open_store(url)`; None for PostgreSQL, which has no such number."""
     if not url.lower().startswith("sqlite:"):
         return None
     return CommitCounter(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

@@ -1,9 +1,9 @@
 """Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim is added with the name. It is removed after the last name, live or dropped, when no file is left: an entry
-without a name whose files stay is retained. Claims of different UUIDs do not overlap (are not equal, and neither
-contains the other), except folders that were claimed as shared. Two transactions that see only their own insert could
-break this rule, so a transaction that adds claims takes a row lock.
+A claim is added together with the entry's name. It is removed when the last name, live or dropped, has gone and no
+file is left: an entry without a name that still has files is retained. Claims of different UUIDs do not overlap
+(are not equal, and neither contains the other), except folders that were claimed as shared. Two transactions that
+see only their own insert could break this rule, so a transaction that adds claims takes a row lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 _OWN, _SHARED, _ALLOWED = range(3)
 """Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
 _AFTER_SLASH = "0"
-"""The character after the slash: everything below a folder sorts between `folder/` and `folder0`."""
+"""The character after the slash. All paths below a folder sort between `folder/` and `folder0`."""
 
 
 def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
@@ -70,7 +70,10 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
 
 
 def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
-    """Return claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    """Return claims of other UUIDs that overlap one of `keys`.
+
+    These are all claims that contain a key, and the first `limit` claims within a key.
+    """
     return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
@@ -97,7 +100,8 @@ def of(uuid: str) -> Steps[list[model.Claim]]:
 
 
 def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
-    # A shared folder may be inside a shared folder of another, but not inside a location of another.
+    # A shared folder may be inside a shared folder of another entry, but not inside a location of another
+    # entry.
     overlaps = yield from find_overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
         if (
@@ -132,7 +136,7 @@ def check_restored(uuid: str) -> Steps[None]:
     """Check that no live entry has claimed the location of the entry that is restored.
 
     Raises:
-        CommitConflict: A live entry has claimed it.
+        CommitConflict: A live entry has claimed the location.
     """
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(

@@ -1,4 +1,4 @@
-"""Operations on the reads of columns. There is a row for each table, day and column."""
+"""Operations on the reads of columns. The table has a row for each Iceberg table, day and column."""
 
 from __future__ import annotations
 

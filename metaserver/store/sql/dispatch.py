@@ -1,9 +1,9 @@
-"""The semantics of the port's operations: one generator each, dispatched by type. The only SQL that writes.
+"""The semantics of the port's operations: one generator for each, dispatched by type. The only SQL that writes.
 
 The rule: no statement may raise a constraint error, because PostgreSQL then aborts the whole transaction. Every insert
 therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened. Every update has its condition in its WHERE,
-and a missing row is explained by a query afterwards. Under READ COMMITTED this is free of races: PostgreSQL waits for a
-concurrent writer of the row and checks the condition again on the new row.
+and a query afterwards finds the reason why a row is missing. Under READ COMMITTED this is free of races: PostgreSQL
+waits for a concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `column_reads`, `index_files`, `claims`, `producers`,
 `plan_tables`, `replicas` and `streams`.

@@ -1,4 +1,4 @@
-"""The pointer store port, implemented with three ways to run a generator. Each database driver provides them:
+"""The pointer store port, implemented by generators that each database driver can run in three ways:
 
 - `_change`: in one durable transaction.
 - `_point`: a look-up by key that reads few pages.
@@ -41,7 +41,7 @@ def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 def _make_known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
-    """Make a method that reads a point, or repeats its last result for a request that allows stale answers."""
+    """Make a method that looks up a row, or returns the last result for a request that allows stale answers."""
 
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         make_steps = partial(query, *args, **options)
@@ -86,7 +86,7 @@ class GeneratorStore(ABC):
 
     @abstractmethod
     async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
-        """Run a change in one durable transaction. `make_steps` starts the generator again for each attempt."""
+        """Run a change in one durable transaction. `make_steps` makes a new generator for each attempt."""
 
     @abstractmethod
     async def _point(self, make_steps: Callable[[], Steps[T]]) -> T: ...
@@ -161,12 +161,12 @@ class GeneratorStore(ABC):
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        # Searched outside the transaction: it reads a whole index, and writers must not wait for that.
+        # The search runs outside the transaction: it reads a whole index, and writers must not wait for that.
         ids = await self._list(lambda: queries.list_archivable(keep, limit))
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
-        """End reads whose requests no longer wait for them. The driver calls this before it closes."""
+        """Cancel reads whose requests no longer wait for them. The driver calls this before it closes."""
         if self._stale_reads is not None:
             await self._stale_reads.close()
 

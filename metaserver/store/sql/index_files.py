@@ -24,7 +24,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
         if definition != op.definition:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
     if op.add and len(there) == len({file.location for file in op.add}):
-        return version  # The request is a repeat; the files may have changed state since.
+        return version  # The request is a repeat. The state of the files may have changed since the first request.
     removed = yield StoreStatement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
         "AND definition = $4 AND state = 'live' RETURNING location",

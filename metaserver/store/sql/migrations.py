@@ -2,7 +2,7 @@
 
 The rule: a released migration is never edited; a change needs another migration. The driver runs `migrate` in one
 transaction under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A
-database with a newer version is refused: a write could break what the newer code relies on.
+database with a newer version is refused, because a write could violate rules of the newer version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST = (
         path {text} PRIMARY KEY, parent {text} NOT NULL, properties {text} NOT NULL, version {int} NOT NULL
     ) {table}""",
     "CREATE INDEX namespaces_by_parent ON namespaces (parent, path)",
-    # A name is unique within its `space`: tables and views share one, functions have another.
+    # A name is unique within its `space`. Tables and views share a space, and functions have another.
     "CREATE TABLE entries (space {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", PRIMARY KEY (namespace, space, name)) {table}",
@@ -119,7 +119,8 @@ _PLAN_TABLES = (
 )
 
 _CLAIMS = (
-    # Filled by the catalog, which can read the locations of older tables (`catalog/ownership/claims.py`).
+    # The catalog fills this table, because it can read the locations of older tables
+    # (`catalog/ownership/claims.py`).
     """CREATE TABLE claims (
         location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
     ) {table}""",
@@ -159,7 +160,7 @@ _COLUMN_READS = (
 _LEASE_STATES = ("ALTER TABLE leases ADD COLUMN state {text}",)
 
 _RETAINED = (
-    # Entries without a name. Their claims stay, because files are still there.
+    # The entries have no name. Their claims stay, because their files still exist.
     "CREATE TABLE retained (id {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL, "
@@ -192,12 +193,14 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _RETAINED},
     {"": _STREAM_OFFSETS},
 )
-"""Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
-name."""
+"""The migrations. Step n is MIGRATIONS[n - 1].
+
+A step has statements for every database under "", and statements for one database under the name of its dialect.
+"""
 
 
 def migrate(dialect: SqlDialect) -> Steps[int]:
-    """Apply missing migrations; return the version before.
+    """Apply missing migrations, and return the version before.
 
     Raises:
         ConfigError: The database is newer than this code, or belongs to another program.
@@ -227,8 +230,8 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
 def renew_epoch() -> Steps[bool]:
     """Start a new epoch of the timeline if its positions are ahead of the cluster (PostgreSQL only).
 
-    Positions contain transaction ids. If a dump is restored into another cluster, the transaction ids of the cluster
-    may be smaller, and new instants would sort before instants that readers have already seen.
+    Positions contain transaction ids. If a dump is restored into another cluster, the transaction ids of that cluster
+    may be smaller. Then new instants would sort before instants that readers have already seen.
 
     Returns:
         Whether a new epoch started.

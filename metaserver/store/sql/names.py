@@ -44,7 +44,7 @@ DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
 
 _PRIORITY_MS_MAX = 600_000
-"""The longest time of priority. If priority ends later, it was taken by a clock that was ahead."""
+"""The longest time of priority. If a priority ends later than this, the clock of its holder was ahead."""
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 
@@ -52,7 +52,7 @@ _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.
 
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
-    """Keep the namespace from being dropped until this transaction ends."""
+    """Prevent that the namespace is dropped until this transaction ends."""
     rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
@@ -115,7 +115,7 @@ def _put_entry(
     """Insert the entry, or raise the error that `make_error` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
     space = space_of(entry.kind)
-    # The existing entry may be gone when its kind is read. Then try the insert again.
+    # The existing entry may have been removed before its kind is read. In this case, try the insert again.
     for _ in range(3):
         rows = yield StoreStatement(
             f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
@@ -136,7 +136,7 @@ def _put_entry(
 def _take_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
-    """Remove the row if it is the expected one, and return it."""
+    """Remove the row of an entry if it has the expected UUID and location, and return it."""
     params = [pack(path), space_of(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
     for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
@@ -202,7 +202,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
             f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
         )
 
-    # Delete and insert: an UPDATE of the key could violate the primary key, which aborts the transaction.
+    # Delete and insert. An UPDATE of the key could violate the primary key, which aborts the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), make_error)
 
@@ -256,7 +256,7 @@ _NAMED = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
-    # A retained entry has only its files and claims left, so that it can only be purged.
+    # A retained entry has only its files and claims left, so it can only be purged.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):
         rows = yield StoreStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608

@@ -1,13 +1,12 @@
 """The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
 
-The rules:
-- READ COMMITTED; every change is conditional in its statement (see `operations`), so no replica relies on earlier
-  reads. Deadlocks and serialization failures roll the transaction back, which is then run again from its generator.
-- If a connection is lost before COMMIT was sent, nothing happened, and the transaction is retried on another. If it is
-  lost after that, the result is CommitUnknown.
-- Every wait is bounded: for a connection and for a statement (also on the server, so that locks are released).
-- Error messages never contain the URL, which may contain a password. Messages of a running store also contain no
-  address, and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
+The rules: - Transactions use READ COMMITTED. Every change is conditional in its statement (see `operations`), so no
+replica relies on earlier reads. Deadlocks and serialization failures roll the transaction back. Then it runs again
+from its generator. - If a connection is lost before COMMIT was sent, nothing happened, and the transaction is
+retried on another connection. If the connection is lost after that, the result is CommitUnknown. - Every wait is
+bounded, for a connection and for a statement. The server has a limit, too, so that locks are released. - Error
+messages never contain the URL, which may contain a password. Messages of a running store also contain no address,
+and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from seamark.metaserver.store.stale_reads import StaleReads
 T = TypeVar("T")
 
 ATTEMPTS = 6
-"""The maximum number of runs of a transaction that deadlocks or loses its connection before COMMIT."""
+"""The maximum number of attempts of a transaction that deadlocks or loses its connection before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
-"""The time limit for one connection, and for waiting on a server that is still starting."""
+"""The time limit for one connection, and for waiting until a starting server is ready."""
 ROLLBACK_TIMEOUT_S = 5.0
-"""The time limit for resetting a connection. After it, the connection is closed."""
+"""The time limit for resetting a connection. When it is exceeded, the connection is closed."""
 INDEX_ROW_BYTES = 2704
 """The maximum size of an index row: a third of a page of PostgreSQL's B-trees, after compression."""
 MIGRATION_LOCK = 0x5EA_3A4C
@@ -61,7 +60,7 @@ _LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
-    # The pool may use an idle connection that the server has shut down before the pool sees that it is closed.
+    # The server may have shut down an idle connection that the pool still uses.
     asyncpg.InternalClientError,
     OSError,  # This includes TimeoutError and ConnectionError.
 )
@@ -117,7 +116,7 @@ def _describe(dsn: str) -> str:
 
 
 async def _no_reset(connection: Any) -> None:
-    """Reset nothing: sessions have no state, so a connection returns to the pool without a round trip."""
+    """Do nothing. Sessions have no state, so a connection returns to the pool without a round trip."""
 
 
 async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
@@ -130,7 +129,7 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
                 dsn,
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
-                # The server's limit is shorter, because only the server releases locks.
+                # The server's limit is shorter, because locks are released only by the server.
                 command_timeout=timeout_s + 5,
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_no_reset,
@@ -179,7 +178,7 @@ async def _prepare(pool: Any, where: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return why a connection was lost, in words.
+    """Return why a connection was lost, as readable text.
 
     The error's own text may be empty, or may list each address that was tried.
     """
@@ -229,7 +228,10 @@ class _PostgresStore(GeneratorStore):
     async def _run_with_retries(
         self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
     ) -> T:
-        """Run the steps on a connection, again if a repeat is certainly safe, and classify failures."""
+        """Run the steps on a connection, and convert failures into errors for the caller.
+
+        The steps run again only if a repeat is certainly safe.
+        """
         for attempt in range(ATTEMPTS):
             connection = await self._acquire()
             try:
@@ -260,7 +262,10 @@ class _PostgresStore(GeneratorStore):
             raise RetryLater(f"PostgreSQL does not answer ({_why(error)})") from None
 
     async def _release(self, connection: Any) -> None:
-        """Release a connection. Never fails: the outcome of the transaction is known and must be returned."""
+        """Release a connection.
+
+        The method never fails, because the outcome of the transaction is known and must be returned.
+        """
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
         except (asyncpg.PostgresError, *_LOST):
@@ -305,7 +310,7 @@ class _PostgresStore(GeneratorStore):
             _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
             return RetryLater("PostgreSQL has no memory or no connections left, or is read-only", retry_after_s=10)
         _log.error("statement failed", database=self._where, error=str(error))
-        return StorageError("PostgreSQL failed; the server's log tells more")
+        return StorageError("PostgreSQL failed; the server's log has the details")
 
 
 async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
@@ -321,7 +326,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 async def _roll_back(connection: Any) -> None:
-    """Close a connection whose transaction cannot be ended, which also ends it."""
+    """Close a connection whose transaction cannot be ended. This also ends the transaction."""
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
     except (asyncpg.PostgresError, *_LOST):
@@ -329,6 +334,6 @@ async def _roll_back(connection: Any) -> None:
 
 
 def _terminate(connection: Any) -> None:
-    """Close the connection; silent if the pool has already removed a broken connection."""
+    """Close the connection. If the pool has already removed a broken connection, do nothing."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()

@@ -1,4 +1,7 @@
-"""The operation on producers. It records the last sequence in a table, so that a repeat is not applied twice."""
+"""The operation on producers.
+
+It records the last sequence of a producer in a table, so that a repeat is not applied twice.
+"""
 
 from __future__ import annotations
 

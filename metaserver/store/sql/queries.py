@@ -1,6 +1,6 @@
-"""The reads: one generator each. Rows come from a single statement, so that every read is consistent.
+"""The reads: one generator for each. Rows come from a single statement, so that every read is consistent.
 
-Limits and order are part of the statement; the driver only decides where it runs.
+Limits and order are part of the statement. The driver only decides where the statement runs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[li
 def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[NamespacePath]]:
     if not names:
         return []
-    # One text for any number of names, so that the databases prepare it once.
+    # The text is the same for any number of names, so that the databases prepare the statement once.
     paths = [pack((*parent, name)) for name in names]
     paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
     sql = f"SELECT path FROM namespaces WHERE path IN ({placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
@@ -253,7 +253,7 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
-    """Return live and archived rows.
+    """Return live and archived instants.
 
     One statement reads both, so that a row that is archived concurrently is seen exactly once. The watermark is read
     before, in a separate statement. Transactions that are in progress at that time are above the watermark, and
@@ -348,7 +348,7 @@ def cursor(consumer: str) -> Steps[str | None]:
 
 
 def find_violations() -> Steps[list[str]]:
-    """Return the violations of the store's invariants, one line each; empty for a sound database."""
+    """Return the violations of the store's invariants, one text each; empty if there are none."""
     lines = []
     for invariant, sql in _INVARIANTS:
         rows = yield StoreStatement(sql)

@@ -9,7 +9,7 @@ from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 _LEASES_COMPARED = 4
-"""A factor. If a lease lasts this many times longer than a new lease of its name, its holder's clock was ahead."""
+"""If a lease lasts this many times longer than a new lease with its name, its holder's clock was ahead."""
 _CLOCKS_DIFFER_MS = 600_000
 """The maximum difference between the clocks of replicas."""
 
@@ -82,7 +82,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
-    """Store records. A batch with an unknown outcome may be sent again: existing ids are not changed."""
+    """Store records. A batch with an unknown outcome may be sent again, because existing ids are not changed."""
     for values, params in batches([AUDIT.encode(record) for record in op.records]):
         yield StoreStatement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
@@ -103,8 +103,8 @@ def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
 
 
 def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
-    # Leases of one name are equally long. One that ends long after one that begins now was taken by a clock that was
-    # wrong: no other holder could take it for as long as that clock was ahead.
+    # Leases of one name have the same length. If a lease ends long after a lease that begins now, its holder's
+    # clock was wrong. No other holder could take the lease until the end of that time.
     lasts_ms = op.until_ms - op.now_ms
     longest_ms = op.now_ms + max(_LEASES_COMPARED * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
     rows = yield StoreStatement(

@@ -1,6 +1,6 @@
 """Replicas: leases of servers that share the database.
 
-The clock of the database measures them, not clocks of machines.
+The clock of the database measures these leases, because the clocks of machines may differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _KEPT_MS = 3_600_000
-"""How long rows stay after their leases end.
+"""The time for which rows stay after their leases end.
 
 So deletes are rare, and an operator finds the row of a crashed replica.
 """

@@ -1,7 +1,7 @@
 """Converts rows to the port's values and back, with the column lists of both directions.
 
-The rule: a column list has the order of the struct's fields, so that decoding is positional. A namespace is one TEXT,
-its levels joined by U+001F, which no level may contain: comparing the text compares the levels.
+The rule: a column list has the order of the struct's fields, so that decoding is positional. A namespace is one TEXT.
+Its levels are joined by U+001F, which no level may contain, so that comparing the texts compares the levels.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def pack_json(value: Any) -> str:
 
 
 def space_of(kind: EntryKind) -> str:
-    """Return the scope in which a name is unique: tables and views share one."""
+    """Return the scope in which a name is unique. Tables and views share a scope."""
     return "function" if kind is EntryKind.FUNCTION else "relation"
 
 
 class ColumnCoding(NamedTuple):
-    """How a column stores a field."""
+    """How a column stores a field: the conversions from and to the stored form."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
@@ -87,10 +87,10 @@ def _enum(kind: type[Enum], description: str) -> ColumnCoding:
 
 
 class StructColumns(Generic[T]):
-    """The columns of a struct, in the order of its fields; as text, their list in SQL.
+    """The columns of a struct, in the order of its fields. As text, it is the list of columns in SQL.
 
-    `sql` has the columns or expressions whose names differ from the names of their fields. Fields in `without` are not
-    stored, and are the last of the struct. `coded` are the fields that are stored in another form.
+    `sql` has the columns or expressions whose names differ from the names of their fields. Fields in `without` are
+    not stored, and are the last fields of the struct. `coded` are the fields that are stored in another form.
     """
 
     def __init__(

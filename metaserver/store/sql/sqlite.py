@@ -2,10 +2,10 @@
 
 The rules:
 
-- Writes wait in a bounded queue (full: RetryLater) for one thread. All waiting transactions share one commit: each has
-  a savepoint, so that a failure rolls back only itself, and no caller gets an answer before COMMIT has returned. The
-  rate is therefore not limited by one fsync per transaction.
-- Point look-ups run on the event loop: they take microseconds from the page cache, less than a thread switch. Listings
+- Writes wait in a bounded queue for one thread. If the queue is full, RetryLater is raised. All waiting transactions
+  share one commit. Each has a savepoint, so that a failure rolls back only itself, and no caller gets an answer before
+  COMMIT has returned. The rate is therefore not limited by one fsync per transaction.
+- Point look-ups run on the event loop. With the page cache, they take microseconds, less than a thread switch. Listings
   run in reader threads.
 - Several processes may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
 """
@@ -45,22 +45,27 @@ from seamark.metaserver.store.sql.statement import SQLITE, Rows, Steps, StoreSta
 T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a writer waits for another process's writer."""
+"""The time for which a writer waits for another process's writer."""
 INLINE_BUSY_TIMEOUT_S = 0.1
-"""How long a look-up may block the event loop: readers wait only while another process recovers the log."""
+"""The time for which a look-up may block the event loop.
+
+Readers wait only while another process recovers the log.
+"""
 GROUP_LIMIT = 64
 """The maximum number of transactions in one commit. It bounds how long the first transaction waits."""
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
 _ROOM_BYTES = 1 << 20
-"""If less space is free and the database cannot be opened, the disk counts as full."""
+"""If the database cannot be opened and less space than this is free, the disk counts as full."""
 _translate = SQLITE.translator()
 
 
 @asynccontextmanager
 async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
-    """Create the file if needed, and migrate its schema. On exit, finish queued transactions first.
+    """Open the store. Create the file if needed, and migrate its schema.
+
+    On exit, queued transactions are finished first.
 
     Raises:
         ConfigError: The file is unsuitable.
@@ -201,7 +206,10 @@ class _Writer:
             connection.close()
 
     def _take_group(self) -> list[_QueuedTransaction]:
-        """Wait for a transaction and take all others that are queued; empty at the end."""
+        """Wait for a transaction, and return it with all other queued transactions.
+
+        The result is empty when the writer ends.
+        """
         first = self._queue.get()
         if first is None:
             return []
@@ -219,7 +227,7 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Switch to WAL and migrate the schema."""
+    """Return a connection to the database in WAL mode, with a migrated schema."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _create_private(path)
@@ -240,7 +248,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        if _is_disk_full(path.parent):  # SQLite may report it as an I/O error.
+        if _is_disk_full(path.parent):  # SQLite may report a full disk as an I/O error.
             raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be used: {error}") from None
     except BaseException:
@@ -250,7 +258,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether the file system of `folder` has no room for a log; False if that is unknown."""
+    """Return whether the file system of `folder` has no room for a log; False if this is unknown."""
     try:
         return shutil.disk_usage(folder).free < _ROOM_BYTES
     except OSError:
@@ -258,12 +266,12 @@ def _is_disk_full(folder: Path) -> bool:
 
 
 def _create_private(path: Path) -> None:
-    """Create an empty file that only its owner may read, unless it exists.
+    """Create an empty file that only its owner may read, unless the file exists.
 
-    SQLite would create a file that all may read, and gives its log the mode of the database.
+    SQLite would create a file that all users may read, and gives its log the mode of the database.
 
     Raises:
-        ConfigError: The path is a symbolic link, which others may be able to replace.
+        ConfigError: The path is a symbolic link, which other users may be able to replace.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -288,7 +296,7 @@ def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction]) -> None:
-    """Set each transaction's result or error.
+    """Run the transactions of a group and commit them. Set each transaction's result or error.
 
     Afterwards no transaction is open.
     """
@@ -307,9 +315,8 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
         # After a failed fsync it is unknown which data reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for queued in group:
-            # A refusal may depend on earlier transactions of this group, which are now rolled back. It no longer
-            # holds, so the
-            # caller retries.
+            # A refusal may depend on earlier transactions of this group, which are now rolled back. So the refusal no
+            # longer holds, and the caller retries.
             if unknown and queued.error is None:
                 queued.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
@@ -319,7 +326,7 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
 def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
     """Run one transaction in its savepoint.
 
-    Raises only errors that end the whole group.
+    The function raises only errors that end the whole group.
     """
     connection.execute("SAVEPOINT one_transaction")
     try:
@@ -340,7 +347,7 @@ def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
 
 class _SqliteStore(GeneratorStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        # Stale reads are for a database server that may not answer; a file always does.
+        # Stale reads are for a database server that may not answer. A file always answers.
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer

@@ -1,8 +1,8 @@
 """Transactions without I/O: generators that yield statements and receive rows.
 
 The rule: SQL is written once, in the dialect that SQLite and PostgreSQL share (`$1` placeholders, `ON CONFLICT`,
-`RETURNING`); where they differ, tokens in braces are replaced by a `SqlDialect`. One set of generators, tested on both,
-defines what a transaction does; the drivers only run them.
+`RETURNING`). Where they differ, a `SqlDialect` replaces tokens in braces. One set of generators, tested on both
+databases, defines what a transaction does; the drivers only run them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class StoreStatement(NamedTuple):
 
 
 Steps = Generator[StoreStatement, Rows, T]
-"""A transaction or a read: yields statements, receives the rows of each, returns its result or raises."""
+"""A transaction or a read.
+
+It yields statements, receives the rows of each statement, and returns its result or raises.
+"""
 
 
 def placeholders(count: int, first: int = 1) -> str:
@@ -44,7 +47,7 @@ def placeholders(count: int, first: int = 1) -> str:
 def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Split rows to insert into batches: the text after VALUES, and the parameters.
 
-    Few batch sizes, so that the databases' caches of prepared statements contain them all.
+    There are few batch sizes, so that the databases' caches of prepared statements contain them all.
     """
     at = 0
     while at < len(rows):
@@ -74,7 +77,7 @@ class SqlDialect:
     def translator(self) -> Callable[[str, str], str]:
         """Return a cached function from (sql, lock) to the driver's SQL.
 
-        The texts are few, and each is sent many times.
+        The cache is small: there are few texts, and each is sent many times.
         """
 
         @lru_cache(maxsize=2048)
@@ -94,13 +97,14 @@ SQLITE = SqlDialect(
         "int": "INTEGER",
         "bytes": "BLOB",
         "table": "STRICT, WITHOUT ROWID",
-        # There is one writer at a time: the highest position so far, plus one. Rows never leave these two tables.
+        # There is one writer at a time, so the position is the highest position so far, plus one. Rows never leave
+        # these two tables.
         "next_position": (
             "(SELECT printf('%020d', coalesce(max(CAST(last AS INTEGER)), 0) + 1) FROM ("
             "SELECT max(position) AS last FROM instants UNION ALL SELECT max(position) FROM instants_archive))"
         ),
-        # The result is above any position: there is one writer at a time, so no later position is below an existing
-        # position.
+        # There is one writer at a time, so the result is above any position, and no later position is below an
+        # existing position.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
         "join_offsets": "group_concat(shard || ':' || flushed)",
@@ -119,16 +123,17 @@ POSTGRES = SqlDialect(
         "bytes": "BYTEA",
         "table": "",
         # Commits become visible out of sequence order. A position with the transaction's id can be held back until
-        # every older transaction of these sessions has ended, so that a reader who continues from it misses nothing.
-        # The epoch before it rises when a dump is restored into a cluster with smaller transaction ids.
+        # every older transaction of these sessions has ended. So a reader that continues from it misses nothing.
+        # The epoch before the id rises when a dump is restored into a cluster with smaller transaction ids.
         "next_position": (
             "((SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) "
             "|| lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
             "|| lpad(to_hex(nextval('instant_sequence')), 16, '0'))"
         ),
-        # The oldest transaction id in progress in these sessions, otherwise the next id. Not the snapshot's xmin,
-        # which does not advance while any transaction in the cluster, such as a vacuum, is running. The session list
-        # has ids of 32 bits, so they are compared with the snapshot's xmax; ids that it has not seen are above it.
+        # The oldest transaction id in progress in these sessions, otherwise the next id. The snapshot's xmin is not
+        # used, because it does not advance while any transaction in the cluster, such as a vacuum, is running. The
+        # session list has ids of 32 bits, so they are compared with the snapshot's xmax. Ids that the snapshot has
+        # not seen are above it.
         "watermark": (
             "(SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) || (SELECT lpad(to_hex(top - greatest(0, max("  # noqa: S608
             "((top - coalesce(backend_xid::text::bigint, top) + 2147483648) & 4294967295) - 2147483648))), 16, '0') "

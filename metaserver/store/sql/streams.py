@@ -1,4 +1,4 @@
-"""Operations on the flushed offsets of stream tables. There is a row for each shard."""
+"""Operations on the flushed offsets of stream tables. The database has a row for each shard."""
 
 from __future__ import annotations
 

@@ -325,6 +325,7 @@ async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
     return file.path
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", ["roaring", "positions"])
 @pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
 async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows: int, form: str) -> None:

@@ -106,6 +106,7 @@ def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> lis
     return made
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("columns", [["id"], ["name", "id"], ["price"]])
@@ -218,6 +219,7 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
     assert [(one["file-path"], "-0.0" in one["problem"]) for one in answer["problems"]] == [(file.path, True)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
 @pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
 async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, damage: str) -> None:

@@ -244,6 +244,7 @@ async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> Non
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 @pytest.mark.parametrize(
     "query",

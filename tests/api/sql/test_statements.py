@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+import pytest_asyncio
 
 from seamark.commands.programs import STATEMENT_WORKER
 from seamark.formats.runtime.clock import SystemClock
@@ -24,6 +25,7 @@ from tests.connector.lake import append, create, spread
 from tests.server.rig import Running, running
 from tests.waits import until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
 """A join of 60 rows with themselves that does not end within the time of any test."""
@@ -115,8 +117,9 @@ async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
         yield Site(server, json.loads((home / "tokens.json").read_text()))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(home: Path) -> AsyncIterator[Site]:
+    """Yield a server for all tests that need no setting: each start of a server also starts a process with DuckDB."""
     async with open_site(home) as site:
         yield site
 
@@ -236,7 +239,7 @@ async def test_size_of_answers_is_limited(home: Path) -> None:
 
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
-    async with open_site(home, sql_time_s=4) as site:
+    async with open_site(home, sql_time_s=1) as site:
         answer = await site.sql("rita", LONG)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
@@ -431,13 +434,13 @@ HOSTILE = (
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, every: int) -> None:
-    async with running(home, sql_time_s=2.0, sql_memory_bytes=256 << 20) as server:
+    async with running(home, sql_time_s=1.0, sql_memory_bytes=256 << 20) as server:
         site = Site(server, {})
         for statement in HOSTILE[::every]:
             answer = await site.sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
-        async with asyncio.timeout(120):  # A busy machine sometimes needs more than two seconds.
+        async with asyncio.timeout(120):  # A busy machine sometimes needs more than a second.
             while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]

@@ -119,6 +119,7 @@ class History:
                 assert self.model.branches == {"main": {}}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
 async def test_random_histories_of_late_appends_equal_a_plain_set(

@@ -78,6 +78,7 @@ def doubles(*given: tuple[float, float, int]) -> pa.Table:
     return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("index", [(), ("x",), ("x", "y")], ids=["plain", "record", "record of two"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", [[], [("identity", 1)]], ids=["whole", "partitioned"])
@@ -128,6 +129,7 @@ def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
 NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00", "\\..\\", "%252525252500")
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("how", [*MODES, EQUALITY])
 @pytest.mark.parametrize("transform", ["identity", "truncate[2]", "bucket[4]"])
 @pytest.mark.parametrize("version", [2, 3])

@@ -236,11 +236,11 @@ def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient)
         transaction = table.transaction()
         transaction.add_files([f"file://{late}"])
         late.unlink()
-        with pytest.raises(BadRequestError, match="does not exist: an orphan removal"):
+        with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
         answer = served.run(_commit(served, staged))
         assert answer.error[:2] == (400, "BadRequestException")
-        assert "an orphan removal of this table deleted" in answer.error[2]
+        assert "a removal of orphan files of this table deleted" in answer.error[2]
         assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late.write_bytes(kept.read_bytes())
         assert served.run(_commit(served, staged)).status == 200

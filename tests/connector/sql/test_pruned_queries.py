@@ -55,7 +55,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), examples(60))
+    told = check(served.url, first_seed(), examples(60, 20))
     assert told["files left out"] > 0
 
 
@@ -109,7 +109,7 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
     drawn = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(served.url) as session:
-        for number in range(examples(30)):
+        for number in range(examples(30, 8)):
             text = drawn.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")

@@ -60,6 +60,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     assert not failed
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
@@ -79,6 +80,7 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     assert (gone.attempts, gone.deleted) == (1, 2)
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])

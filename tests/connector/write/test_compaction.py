@@ -74,6 +74,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
     monkeypatch.setattr(compaction, "BATCH_FILES", 6)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_small_files_are_compacted_to_few_with_the_same_rows(

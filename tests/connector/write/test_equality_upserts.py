@@ -39,6 +39,7 @@ def lands(client: IndexClient) -> dict[int, str]:
     return {one[0]: one[1] for one in found}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)], [("truncate[10]", 1), ("bucket[2]", 1)]], ids=str)
 @pytest.mark.parametrize("version", [2, 3])
 def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(

@@ -46,6 +46,7 @@ from tests.connector.write.written import (
     their_file,
     their_metadata,
 )
+from tests.seeds import examples
 
 KINDS = list(typed.SAMPLES)
 
@@ -123,7 +124,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
     schema = Schema((Field(1, "c", False, kind),))
 
     @settings(
-        max_examples=20,
+        max_examples=examples(20),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
@@ -520,6 +521,7 @@ def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
 # Sorted files
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("how", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")])
 def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:

@@ -37,6 +37,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("version", "during"),
     [
@@ -149,6 +150,7 @@ REPEATED: dict[str, Any] = {
 }
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REPEATED)
 @pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])

@@ -66,6 +66,7 @@ def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tupl
     return [tuple(one.values()) for one in found]
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
@@ -307,6 +308,7 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
     assert (report.updated, report.deleted) == (1, 3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", ["where", "keys", "upsert"])
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_named_as_position_columns_are_changed_as_others(client: IndexClient, mode: str, how: str) -> None:

@@ -36,8 +36,6 @@ from tests.seeds import first_seed
 from tests.server.rig import LateClock
 from tests.services.spark import new_catalog
 
-pytestmark = pytest.mark.spark
-
 SMALL = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS

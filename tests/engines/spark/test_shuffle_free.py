@@ -20,11 +20,6 @@ from seamark.connector.spark.session import SHUFFLE_FREE, connect
 from seamark.connector.write.appends import append
 from tests.services.seamark import Seamark
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 JOIN = "SELECT l.id, l.v, r.v FROM free.db.{} l JOIN free.db.{} r ON l.id = r.id"
 ROWS = 2_000
 
@@ -79,7 +74,12 @@ def shuffled(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("left", "right"), [("eight", "eleven"), pytest.param("eight", "four", marks=pytest.mark.slow), ("four", "eight")]
+    ("left", "right"),
+    [
+        ("eight", "eleven"),
+        pytest.param("eight", "four", marks=pytest.mark.slow),
+        pytest.param("four", "eight", marks=pytest.mark.slow),
+    ],
 )
 def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
@@ -110,6 +110,7 @@ def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: Sp
     assert found == shuffled(spark, query) == [(one, one, 1) for one in range(ROWS)]
 
 
+@pytest.mark.slow
 def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = (
         "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.eleven r ON l.id = r.id "

@@ -14,7 +14,6 @@ from tests.faults.rigs.http import Client
 from tests.services.spark import new_catalog
 from tests.waits import block_until
 
-pytestmark = pytest.mark.spark
 S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-east-1"}
 
 

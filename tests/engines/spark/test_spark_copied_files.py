@@ -27,7 +27,7 @@ from tests.connector.parquet.copied import concatenate
 from tests.engines.tables import SparkTables
 from tests.seeds import first_seed
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]  # Each test takes 6 to 60 s.
+pytestmark = pytest.mark.slow  # Each test takes 6 to 60 s.
 ALL_TYPES = (
     "id",
     "IF(id % 7 = 0, NULL, CAST(id % 20 AS tinyint)) AS tiny",

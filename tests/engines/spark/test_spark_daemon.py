@@ -22,10 +22,6 @@ from seamark.connector.spark.source.source import register
 from tests.services.process import REPO
 from tests.services.seamark import Seamark
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
 ROWS = [{"id": one, "name": f"name {one}"} for one in range(200)]
 
 

@@ -13,11 +13,6 @@ from seamark.connector.spark.frames.table_creation import split_terms
 from seamark.connector.write.target import WriteTarget
 from tests.engines.tables import SparkTables
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 class Rig(SparkTables):
     @property

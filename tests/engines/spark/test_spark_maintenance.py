@@ -24,7 +24,6 @@ from seamark.connector.jobs.statistics import compute_statistics
 from seamark.spark import sql
 from tests.engines.tables import SparkTables
 
-pytestmark = pytest.mark.spark
 DAY_S = 86_400
 
 

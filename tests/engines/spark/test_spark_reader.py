@@ -50,11 +50,6 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
 COPY_ON_WRITE = ", ".join(f"'write.{what}.mode'='copy-on-write'" for what in ("delete", "update", "merge"))
 
@@ -294,7 +289,11 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("version", "mode"),
-    [pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow), (3, MERGE_ON_READ), (2, COPY_ON_WRITE)],
+    [
+        pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow),
+        (3, MERGE_ON_READ),
+        pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
+    ],
 )
 def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"

@@ -35,11 +35,6 @@ from tests.engines.spark.star import Rig, fill, rows, settings
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
@@ -103,9 +98,9 @@ def test_each_place_of_a_table_has_its_own_plan(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT sales.id, note FROM sales WHERE sales.id = 44",
+        pytest.param("SELECT sales.id, note FROM sales WHERE sales.id = 44", marks=pytest.mark.slow),
         "SELECT `id` AS `😀`, /* FROM sales */ '😀' FROM sales -- \n WHERE id < 9",
-        "SELECT id, _file, _pos FROM sales s WHERE id = 44",
+        pytest.param("SELECT id, _file, _pos FROM sales s WHERE id = 44", marks=pytest.mark.slow),
         "SELECT * FROM sales AS s (a, b, c, d, e, f, g, h, i, j, k) WHERE a = 44",
         "FROM sales |> WHERE id = 44 |> SELECT id",
         pytest.param(
@@ -113,15 +108,21 @@ def test_each_place_of_a_table_has_its_own_plan(rig: Rig) -> None:
             "SELECT s.id FROM r JOIN sales s ON s.id = r.n + 1 WHERE s.id < 4) SELECT * FROM r",
             marks=pytest.mark.slow,
         ),
-        "SELECT * FROM (SELECT id, ok FROM sales WHERE id < 30) PIVOT (count(id) FOR ok IN (true, false))",
-        "SELECT id FROM sales WHERE at < current_timestamp() AND id < 9",
+        pytest.param(
+            "SELECT * FROM (SELECT id, ok FROM sales WHERE id < 30) PIVOT (count(id) FOR ok IN (true, false))",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("SELECT id FROM sales WHERE at < current_timestamp() AND id < 9", marks=pytest.mark.slow),
         "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY item ORDER BY id) n, item FROM sales) "
         "WHERE n = 1 AND item = 7",
         "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY id ORDER BY item) n FROM sales) "
         "JOIN items ON id = i_id WHERE n = 1 AND size = 7",
-        "SELECT id FROM sales GROUP BY id HAVING id = 44 AND count(*) > 0",
+        pytest.param("SELECT id FROM sales GROUP BY id HAVING id = 44 AND count(*) > 0", marks=pytest.mark.slow),
         "WITH w AS (SELECT id FROM sales WHERE id IN (SELECT i_id FROM items WHERE size = 7)) SELECT id FROM w",
-        "SELECT id FROM sales WHERE id IN (SELECT i_id FROM (SELECT * FROM items WHERE size = 7))",
+        pytest.param(
+            "SELECT id FROM sales WHERE id IN (SELECT i_id FROM (SELECT * FROM items WHERE size = 7))",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
@@ -161,19 +162,24 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT id FROM {db}.sales_view WHERE id = 44",
-        "SELECT v.id FROM {db}.sales_view v JOIN {db}.sales s ON v.id = s.id WHERE s.id = 44",
+        pytest.param("SELECT id FROM {db}.sales_view WHERE id = 44", marks=pytest.mark.slow),
+        pytest.param(
+            "SELECT v.id FROM {db}.sales_view v JOIN {db}.sales s ON v.id = s.id WHERE s.id = 44",
+            marks=pytest.mark.slow,
+        ),
         "SELECT v.id FROM sales_shown v JOIN {db}.sales s ON v.id = s.id WHERE s.id = 44",
         "WITH sales AS (SELECT 44 AS id) SELECT id FROM sales WHERE id = 44",
         "SELECT id FROM {db}.sales TABLESAMPLE (100 PERCENT) WHERE id = 44",
-        "SELECT id FROM {db}.sales WITH ('split-size' = '1000') WHERE id = 44",
+        pytest.param("SELECT id FROM {db}.sales WITH ('split-size' = '1000') WHERE id = 44", marks=pytest.mark.slow),
         "SELECT {db}.sales.id FROM {db}.sales WHERE id = 44",
-        "SELECT record_count FROM {db}.sales.files WHERE record_count = 1",
-        "SELECT id FROM range(5) WHERE id = 4",
-        "SELECT id FROM (SELECT id FROM {db}.sales ORDER BY id LIMIT 10) WHERE id > 200",
+        pytest.param("SELECT record_count FROM {db}.sales.files WHERE record_count = 1", marks=pytest.mark.slow),
+        pytest.param("SELECT id FROM range(5) WHERE id = 4", marks=pytest.mark.slow),
+        pytest.param(
+            "SELECT id FROM (SELECT id FROM {db}.sales ORDER BY id LIMIT 10) WHERE id > 200", marks=pytest.mark.slow
+        ),
         "SELECT 1",
-        "SHOW TABLES IN {db}",
-        "DESCRIBE TABLE {db}.sales",
+        pytest.param("SHOW TABLES IN {db}", marks=pytest.mark.slow),
+        pytest.param("DESCRIBE TABLE {db}.sales", marks=pytest.mark.slow),
     ],
 )
 def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -> None:
@@ -398,8 +404,14 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
     "text",
     [
         "SELECT id FROM {db}.sales WHERE day = (SELECT max(day) FROM {db}.sales)",
-        "SELECT id FROM {db}.sales WHERE day > (SELECT max(day) FROM {db}.sales WHERE id < 200)",
-        "SELECT id FROM {db}.sales WHERE id <= (SELECT max(size) FROM {db}.items WHERE color = 'red')",
+        pytest.param(
+            "SELECT id FROM {db}.sales WHERE day > (SELECT max(day) FROM {db}.sales WHERE id < 200)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "SELECT id FROM {db}.sales WHERE id <= (SELECT max(size) FROM {db}.items WHERE color = 'red')",
+            marks=pytest.mark.slow,
+        ),
         "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.id BETWEEN i.i_id AND i.size WHERE i.brand = 2",
         "SELECT id FROM {db}.sales WHERE EXISTS (SELECT 1 FROM {db}.stores WHERE day < opened AND city = 'c3')",
     ],
@@ -507,7 +519,7 @@ def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
-        (1, 6),
+        (1, 4),
         pytest.param(1, 20, marks=pytest.mark.slow),
         pytest.param(2, 400, marks=pytest.mark.slow),
         pytest.param(3, 400, marks=pytest.mark.slow),

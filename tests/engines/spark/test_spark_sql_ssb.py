@@ -19,8 +19,6 @@ from tests.services.spark import new_catalog
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
 FILES = 42

@@ -34,11 +34,6 @@ from seamark.spark import sql
 from tests.engines.tables import SparkTables
 from tests.seeds import first_seed
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 COLUMNS = (
     "id bigint, k int, name string, d double, dec decimal(9,2), day date, at timestamp, ok boolean, "
     "n int NOT NULL, s struct<a: int, b: string>, xs array<int>"

@@ -23,11 +23,6 @@ from tests.engines.conftest import rows
 from tests.engines.spark.test_spark_writing import EVERYTHING
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:

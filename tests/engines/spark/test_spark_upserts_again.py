@@ -22,11 +22,6 @@ from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES,
 from seamark.spark import write
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:

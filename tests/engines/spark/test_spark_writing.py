@@ -27,11 +27,6 @@ from seamark.spark import write
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
-]
-
 EVERYTHING = (
     "id",
     "IF(id % 7 = 0, NULL, CAST(id % 20 AS int)) AS n",

@@ -20,6 +20,7 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from tests.iceberg.samples import NOW, Json, add_snapshot, apply_json, field, order, set_ref, spec, table
+from tests.seeds import examples
 
 UPDATE: TypeAdapter[Any] = TypeAdapter(TableUpdate)
 
@@ -150,7 +151,7 @@ def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.DataObject) -> None:
     m = table(version)

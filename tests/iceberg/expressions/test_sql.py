@@ -28,6 +28,7 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.lake import Row
 from tests.planner.lakes.predicates import SPARKS, Names, matches
 from tests.planner.lakes.schemas import Field, Schema
+from tests.seeds import examples
 
 EPOCH = date(1970, 1, 1)
 COLUMNS = {
@@ -300,8 +301,8 @@ def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    used = [judged(seed, *table) for seed in range(1500)]
-    assert 500 < sum(used) < len(used) - 100
+    used = [judged(seed, *table) for seed in range(examples(1500, 400))]
+    assert len(used) / 3 < sum(used) < len(used) * 14 / 15
 
 
 @pytest.mark.slow

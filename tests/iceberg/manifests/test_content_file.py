@@ -33,7 +33,7 @@ def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> Non
         assert replaced(found, partition=()) == replaced(file, partition=()), case
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([2, 3]), content=st.sampled_from([0, 1, 2]))
 def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None:
     case = Case(seed, version)

@@ -22,6 +22,7 @@ from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherited, written
 from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
+from tests.seeds import examples
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
@@ -36,7 +37,7 @@ PARTITION_TYPES = {
 """The types to which PyIceberg converts partition values; its decoder rounds doubles to floats (0.12)."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS, version=VERSIONS)
 def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = Case(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)

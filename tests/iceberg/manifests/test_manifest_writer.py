@@ -135,7 +135,7 @@ def plain(summary: FieldSummary) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
@@ -203,7 +203,7 @@ def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS)
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = Case(seed, 3)

@@ -79,6 +79,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
@@ -90,6 +91,7 @@ def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed
     check(index, kind, columns, rng, 12)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str) -> None:
     rng = random.Random(kind.name)

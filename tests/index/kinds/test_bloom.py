@@ -65,7 +65,7 @@ def random_files(seed: int, sizes: list[int]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
     blob = blob_of([build(keys_of(arrow_of(kind, values), kind)) for values in files])
@@ -109,6 +109,7 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     assert np.array_equal(bloom.probe(together), cold(blob, together))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:

@@ -143,7 +143,7 @@ def layouts(array: pa.Array) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
     for name, array in layouts(arrow_of(kind, values)).items():
@@ -155,7 +155,7 @@ def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.D
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, data: st.DataObject) -> None:
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
     one, other = data.draw(values), data.draw(values)

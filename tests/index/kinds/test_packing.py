@@ -89,7 +89,7 @@ def packed_bounds(
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
@@ -109,7 +109,7 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> None:
     one, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
@@ -256,6 +256,7 @@ SPREADS = [
 ]
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("absent_low", [True, False])
 @pytest.mark.parametrize("gap", [True, False])

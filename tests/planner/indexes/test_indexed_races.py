@@ -22,6 +22,7 @@ from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
 from tests.planner.lakes.tables import Table, numbers_of
+from tests.seeds import examples
 
 FILES = 24
 KINDS = ("bloom", "bitmap", "record")
@@ -103,7 +104,7 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 async def test_plans_during_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
-    await _race(seed, tmp_path, 60)
+    await _race(seed, tmp_path, examples(60, 25))
 
 
 @pytest.mark.slow

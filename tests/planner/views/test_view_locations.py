@@ -23,7 +23,7 @@ from tests.iceberg.samples import table
 from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 from tests.planner.views.test_view_base import STYLE
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 
 OWN, OTHER = "own", "other"
 SNAPSHOTS = 10
@@ -114,7 +114,7 @@ def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[Man
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
-    for turn in range(40):
+    for turn in range(examples(40, 12)):
         outcomes |= await histories(first_seed() * 1000 + turn)
     assert outcomes == {True, False}
 

@@ -35,7 +35,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         shared.append(_add_worker(worker))
     renderer: list[Any]
     if console:
-        # Plain tracebacks: the default shows local variables, which may be keys and tokens.
+        # Write plain tracebacks. The default shows local variables, which may be keys and tokens.
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _to_bytes]
     else:
@@ -57,7 +57,7 @@ _STANDARD_ERROR = 2
 class _Lines:
     """Writes whole lines, unbuffered.
 
-    A line that cannot be written (full disk, closed pipe) is lost, because logging must not fail a request.
+    A line that cannot be written (full disk, closed pipe) is lost, because logging must not make a request fail.
     """
 
     def __init__(self, *_: Any) -> None:
@@ -88,13 +88,13 @@ def _serialize(event: dict[str, Any], **_: Any) -> bytes:
     try:
         return encode_json(event, enc_hook=str)
     except (UnicodeEncodeError, RecursionError):
-        # The text has half of a surrogate pair; logging must not fail a request.
+        # The text contains half of a surrogate pair. Logging must not make a request fail.
         return encode_json({name: repr(value)[:_REPR_MAX] for name, value in event.items()})
 
 
 _REPR_MAX = 1000
 _QUOTING = ("aiohttp", "asyncio")
-"""Loggers whose exceptions may quote requests."""
+"""The loggers of which exceptions may quote requests."""
 
 
 class _Bridge(logging.Handler):
@@ -112,5 +112,8 @@ class _Bridge(logging.Handler):
 
 
 def _read_first_line(record: logging.LogRecord) -> str:
-    """Return the first line; the other lines may contain a task or a protocol with the exception in it."""
+    """Return the first line of the record.
+
+    The other lines may contain a task or a protocol with the exception in it.
+    """
     return record.getMessage().partition("\n")[0]

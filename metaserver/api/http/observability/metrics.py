@@ -1,13 +1,12 @@
 """Prometheus metrics of the server.
 
-Each application has its own registry, so that two servers in one process (tests) do not share counts. With several
-workers a scrape reaches any of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it
-starts them, values are stored in memory-mapped files, and any worker reports for all. The supervisor removes the files
-of a worker that has died.
+Each application has its own registry, so that two servers in one process (in tests) do not share counts. With
+several workers, a scrape reaches one of them. The supervisor therefore sets PROMETHEUS_MULTIPROC_DIR
+(`<home>/metrics`) before it starts the workers. Values are then stored in memory-mapped files, and any worker
+reports the values of all. The supervisor removes the files of a worker that has ended.
 
 Counts of requests and plans are accumulated in plain numbers, and `flush` adds them to the metrics: at a scrape, and
 every second for scrapes of other workers.
-
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
-"""The operation ids that move a pointer by compare-and-swap, both of the Iceberg REST specification and of Seamark."""
+"""The ids of the operations that move a pointer by compare-and-swap, of Iceberg REST and of Seamark."""
 
 
 class MetricFactory:
@@ -48,7 +47,7 @@ class MetricFactory:
 
 
 class _PendingTimes:
-    """Observations for a histogram since the last flush."""
+    """The observations for a histogram since the last flush."""
 
     def __init__(self, histogram: prometheus.Histogram) -> None:
         self._histogram = histogram
@@ -58,7 +57,8 @@ class _PendingTimes:
     def flush(self) -> None:
         if not any(self.counts):
             return
-        # The library's API takes single observations only. Its exposition adds the buckets up.
+        # The library's API takes only single observations. When the metrics are rendered, the library adds the
+        # buckets up.
         self._histogram._sum.inc(self.sum)
         for bucket, count in zip(self._histogram._buckets, self.counts, strict=True):
             bucket.inc(count)
@@ -67,7 +67,7 @@ class _PendingTimes:
 
 
 class _Totals:
-    """A counter of events that another component counts since the start, by a label."""
+    """A counter of events, with a label. Another component counts these events since the start."""
 
     def __init__(self, counter: prometheus.Counter) -> None:
         self._counter = counter
@@ -80,7 +80,7 @@ class _Totals:
 
 
 class RequestMetrics:
-    """Requests, accumulated in plain numbers until `flush`."""
+    """The metrics of requests, accumulated in plain numbers until `flush`."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._requests = make.counter("seamark_requests", "Requests answered.", "operation", "status")
@@ -112,7 +112,7 @@ class RequestMetrics:
 
 
 class CommitMetrics:
-    """Commits by their outcome, and the groups of changes that were committed together."""
+    """The metrics of commits: their outcomes, and the groups of changes that were committed together."""
 
     def __init__(self, make: MetricFactory) -> None:
         commits = make.counter("seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome")
@@ -145,7 +145,7 @@ class CommitMetrics:
 
 
 class PlanMetrics:
-    """Finished plans, accumulated in plain numbers until `flush`, and what the planner has in memory."""
+    """The metrics of finished plans, accumulated in plain numbers until `flush`, and of the planner's memory."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._counters = (
@@ -200,7 +200,7 @@ class PlanMetrics:
 
 
 class CacheMetrics:
-    """The memory of all caches, and the use of the caches of metadata and of index files."""
+    """The memory of all caches, and the hits and misses of the caches of metadata and of index files."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._memory = make.gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
@@ -295,12 +295,12 @@ class JobMetrics:
         self._queued.set(count)
 
     def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
-        """Set how long the oldest job has been due, and the number of tables whose last job failed."""
+        """Set how many seconds the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
         self._failing.labels(service).set(failing)
 
     def services_state(self, *, leading: bool, blocked: bool) -> None:
-        """Set whether this server runs table services, and whether its jobs cannot reach it or the storage."""
+        """Set whether this server runs table services, and whether its jobs cannot reach the server or the storage."""
         self._leading.set(leading)
         self._blocked.set(blocked)
 
@@ -363,7 +363,7 @@ class StreamMetrics:
         self._failed = make.gauge("seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax")
 
     def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
-        """Set the current values of a log that works."""
+        """Set the current values while the log works."""
         self._rows.set(rows)
         self._bytes.set(size_bytes)
         self._age.set(max(0, age_ms) / 1000)
@@ -371,7 +371,7 @@ class StreamMetrics:
         self._failed.set(0)
 
     def log_failed(self) -> None:
-        """Record that the log refuses all rows. The other values stay."""
+        """Record that the log refuses all rows. The other values do not change."""
         self._failed.set(1)
 
 

@@ -1,8 +1,8 @@
 """`X-Seamark-Fresh`: the header with which an engine's catalog reads fresh snapshots of stream tables.
 
 With `true`, loadTable answers with a current snapshot that includes the rows of the stream that no commit has added
-yet. The header is for engines that plan by themselves. An engine's catalog with the header cannot commit snapshots to
-stream tables: the parent would be a snapshot that the table does not have.
+yet. The header is for engines that plan on the client. An engine's catalog with the header cannot commit snapshots to
+stream tables, because their parent would be a snapshot that the table does not have.
 """
 
 from __future__ import annotations

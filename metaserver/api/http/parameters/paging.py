@@ -33,8 +33,10 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
     """Return the token of the next page.
 
-    `checksum` is the CRC-32 of everything else that the pages depend on. `position` is the position of the next item,
-    from 0.
+    Args:
+        checksum: The CRC-32 of everything else that the pages depend on.
+        snapshot_id: The snapshot of the listing.
+        position: The position of the next item, from 0.
     """
     packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, position))
     return to_base64url(packed)

@@ -1,9 +1,9 @@
 """`X-Seamark-Plans`: the header that makes plans visible as snapshots to an adapter and the engine's catalog.
 
-The operator chooses the value and configures it in both. Requests with the header use plan snapshots: a plan that they
-create has no name, and loadTable adds the snapshots of the plans with that value to its answer. No plan table resolves
-for such a request. A user of such a catalog therefore cannot use a plan's name, and the engine's access rules for the
-table apply.
+The operator chooses the value and configures it in the adapter and in the catalog. Requests with the header use plan
+snapshots: a plan that they create has no name, and loadTable adds the snapshots of the plans with that value to its
+answer. For such a request, the name of a plan table does not resolve. A user of such a catalog therefore cannot use a
+plan's name, and the engine's access rules for the table apply.
 """
 
 from __future__ import annotations

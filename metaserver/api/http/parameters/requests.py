@@ -58,7 +58,7 @@ def namespace_in(raw_path: str, template: str) -> NamespacePath:
     return parse_namespace(_decode_segment(raw_path.split("/")[_position(template, "namespace")], "namespace"))
 
 
-@lru_cache(maxsize=8192)  # The function is pure, and runs for every load of a table.
+@lru_cache(maxsize=8192)  # Cache the results. The function is pure, and runs for every load of a table.
 def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """Return `v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
@@ -80,7 +80,7 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
 def boolean_query(query: Mapping[str, str], name: str) -> bool:
     """Return the value of a boolean parameter; False if it is absent.
 
-    PyIceberg sends True, and Iceberg Java sends true.
+    PyIceberg sends True, and Iceberg Java sends true, so case is ignored.
     """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
@@ -90,7 +90,7 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 
 async def key_of(request: web.Request) -> IdempotencyKey | None:
-    """Return the idempotency key with the scope and the digest of the request; None without the header.
+    """Return the idempotency key with the scope and the digest of the request; None if the request has no such header.
 
     Raises:
         BadRequest: The key is invalid.
@@ -114,7 +114,7 @@ def _hash(body: bytes, query: str) -> str:
     """Return a digest of the request.
 
     The digest covers JSON with sorted keys, so a repeated request may be serialised differently. A large body must be
-    repeated byte by byte: decoding 64 MB blocks the interpreter for seconds and takes ten times the memory.
+    repeated byte by byte, because decoding 64 MB blocks the interpreter for seconds and takes ten times the memory.
     """
     canonical = body
     if len(body) <= bodies.QUICK_BYTES:

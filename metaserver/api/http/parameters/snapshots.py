@@ -1,4 +1,4 @@
-"""The snapshot of a request: by id, by branch or tag, or as of a time; and the schema for its filter."""
+"""The snapshot of a request (by id, by branch or tag, or as of a time), and the schema for its filter."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parse_whole_number(text: str | None, name: str) -> int | None:
 
 
 def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
-    """Return the metadata with this schema as the current one, to resolve names in filters.
+    """Return the metadata with this schema as its current schema, to resolve names in filters.
 
     Raises:
         BadRequest: The table no longer has the schema.

@@ -1,8 +1,8 @@
-"""`seamark demo`: one lookup in a table of many files, before and after an index is built. No JVM is needed.
+"""`seamark demo`: a lookup before and after an index is built, then rows that a reader sees before a commit.
 
 A server starts with its defaults in a temporary home. Unmodified PyIceberg writes the table and makes the
 lookup; the server's table services build the index. The rows before and after must be equal, and equal to
-the rows that were written.
+the rows that were written. No JVM is needed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from seamark.commands.demo.streaming import measure_stream, show_stream
 from seamark.commands.terminal import print_bars, show_count
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
@@ -44,7 +45,9 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True)
 class DemoLookup:
-    """The rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
+    """The result of a lookup.
+
+    It has the rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
     reading.
     """
 
@@ -58,7 +61,7 @@ class DemoResult:
     """The result of the demo.
 
     Attributes:
-        files_with_rows: The number of files that contain a row of the answer; no plan can leave these files
+        files_with_rows: The number of files that contain a row of the result. No plan can leave these files
             out.
     """
 
@@ -75,7 +78,7 @@ class DemoResult:
 )
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
-    """Look one user up in 2,000 files, then again with an index.
+    """Look one user up in 2,000 files, before and after an index is built; then read rows as they are posted.
 
     The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes
     everything at its end. It takes less than a minute.
@@ -85,8 +88,8 @@ def demo(files: int, keep: bool) -> None:
             f"The number of files is {files}; it must be between 1 and {FILES_MAX:,}", param_hint="--files"
         )
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The server also ends.
-    os.environ["no_proxy"] = "127.0.0.1"  # Otherwise PyIceberg would connect to the server through a proxy.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # So SIGTERM also ends the server.
+    os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg must not connect to the server through a proxy.
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
         try:
             _run(Path(folder), files, console, keep=keep)
@@ -103,6 +106,9 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
             result = measure(url, files, progress)
             progress.stop()
             show(result, console)
+            console.print()
+            with contextlib.closing(RestCatalog("demo", uri=url)) as catalog:
+                show_stream(measure_stream(catalog, url), console)
             if keep:
                 console.print(f"\nThe server stays at [bold]{url}[/] until Ctrl-C. The table is {TABLE}.")
                 with contextlib.suppress(KeyboardInterrupt):
@@ -111,7 +117,7 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """Start a server with its defaults, yield its URL, and stop it at the end of the block.
+    """Start a server with its defaults, yield its URL, and stop the server when the context ends.
 
     Raises:
         ClickException: The server does not start.

@@ -1,0 +1,1 @@
+"""`seamark demo`, which shows what the server does for an unmodified reader."""

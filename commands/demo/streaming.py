@@ -1,0 +1,136 @@
+"""The second act of `seamark demo`: an unmodified reader sees rows before a commit adds them to the table.
+
+A thread posts rows at a steady rate. Stock PyIceberg scans the table in a loop for rows that it has not seen. The
+delay of a row is the time from its creation to the end of the scan that returned it. No commit is made while the
+rows arrive. A flush then adds all rows in one commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import GreaterThan
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from rich.console import Console
+
+from seamark.commands.terminal import show_count
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.streams.status import flush_stream
+from seamark.connector.streams.writer import stream_writer
+from seamark.formats.runtime.clock import SystemClock
+
+TABLE = "demo.clicks"
+ROWS_PER_SECOND = 1_000
+SECONDS = 5.0
+_TICK_S = 0.02
+_NOT_SEEN_S = 60.0
+"""The time after which the demo fails if the reader has not seen all rows."""
+_FLUSH_INTERVAL_MS = 600_000
+"""The interval of flushes: longer than the demo, which flushes by request."""
+_SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "at", TimestamptzType(), required=True),
+    NestedField(3, "page", StringType()),
+)
+_CLOCK = SystemClock()
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """The result of the second act.
+
+    Attributes:
+        rows: The number of rows that were posted and seen.
+        scans: The number of scans by PyIceberg.
+        delays_ms: The delay of each row, from its creation to the end of the scan that returned it.
+        commits: The number of commits between the first posted row and the last seen row.
+        flushed_files: The number of data files that the flush added.
+    """
+
+    rows: int
+    scans: int
+    delays_ms: list[float]
+    commits: int
+    flushed_files: int
+
+
+def measure_stream(catalog: RestCatalog, url: str, seconds: float = SECONDS) -> StreamResult:
+    """Post rows for some seconds while PyIceberg scans, then flush.
+
+    Raises:
+        ClickException: PyIceberg does not return each row once, before or after the flush.
+        ClientError: The server refuses the rows or the flush.
+    """
+    properties = {
+        "seamark.stream.enabled": "true",
+        "seamark.stream.flush-interval-ms": str(_FLUSH_INTERVAL_MS),
+    }
+    catalog.create_table(TABLE, _SCHEMA, properties=properties)
+    count, delays_ms, scans = int(ROWS_PER_SECOND * seconds), list[float](), 0
+    with contextlib.closing(SeamarkClient(url)) as client, ThreadPoolExecutor(1) as pool:
+        _post(client, 0, 1)  # The first row of a table is committed at once, and both programs connect.
+        flush_stream(client, TABLE)
+        table = catalog.load_table(TABLE)
+        committed, files = len(table.snapshots()), len(list(table.scan().plan_files()))
+        posting = pool.submit(_post, client, 1, count)
+        ends_s = _CLOCK.monotonic() + seconds + _NOT_SEEN_S
+        while len(delays_ms) < count and _CLOCK.monotonic() < ends_s:
+            if posting.done():
+                posting.result()
+            scan = catalog.load_table(TABLE).scan(GreaterThan("id", len(delays_ms)), selected_fields=("at",))
+            created = scan.to_arrow().column("at").to_pylist()
+            now, scans = datetime.now(UTC), scans + 1
+            delays_ms += [(now - at).total_seconds() * 1_000 for at in created]
+        posting.result()
+        table = catalog.load_table(TABLE)
+        _check(table.scan(selected_fields=("id",)).to_arrow(), count + 1)
+        commits = len(table.snapshots()) - committed
+        flush_stream(client, TABLE)
+        scan = catalog.load_table(TABLE).scan(selected_fields=("id",))
+        _check(scan.to_arrow(), count + 1)
+    return StreamResult(count, scans, delays_ms, commits, len(list(scan.plan_files())) - files)
+
+
+def _post(client: SeamarkClient, first: int, count: int) -> None:
+    """Post `count` rows at a steady rate, with ids from `first` on."""
+    begun_s, sent = _CLOCK.monotonic(), 0
+    with stream_writer(client, TABLE) as writer:
+        while sent < count:
+            due = min(count, int((_CLOCK.monotonic() - begun_s) * ROWS_PER_SECOND) + 1)
+            at = datetime.now(UTC).isoformat()
+            writer.write([{"id": first + row, "at": at, "page": f"/page/{row % 50}"} for row in range(sent, due)])
+            sent = due
+            time.sleep(_TICK_S)
+
+
+def _check(rows: pa.Table, count: int) -> None:
+    """Check that each row is there once.
+
+    Raises:
+        ClickException: A row is missing, or is there twice.
+    """
+    ids = rows["id"]
+    if ids.take(pc.sort_indices(ids)).to_pylist() != list(range(count)):
+        raise click.ClickException(f"PyIceberg returned {len(rows)} rows of {TABLE}, but {count} were posted")
+
+
+def show_stream(result: StreamResult, console: Console) -> None:
+    """Print the delays, and what the flush did."""
+    delays_ms = np.percentile(result.delays_ms, (50, 99))
+    console.print(
+        f"\n{result.rows:,} rows posted at {ROWS_PER_SECOND:,} a second, and read by stock PyIceberg meanwhile in "
+        f"{show_count(result.scans, 'scan')}: half of the rows were visible within {delays_ms[0]:,.0f} ms, "
+        f"99 % within {delays_ms[1]:,.0f} ms, each once and after {show_count(result.commits, 'commit')}. "
+        f"Then one commit added them as {show_count(result.flushed_files, 'file')}.",
+        highlight=False,
+    )

@@ -1,0 +1,51 @@
+"""Tests with a grid of parameters run a part of the grid in the fast tier, and the whole grid in the slow tier.
+
+`@pytest.mark.each_value` keeps cases in the fast tier so that each value of each parameter occurs in one of them.
+`@pytest.mark.each_pair` keeps cases so that each pair of values of two parameters occurs. Both mark the other cases
+`slow`. Faults mostly depend on one value or on a pair of values, so a few cases find most of what the grid finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import pytest
+
+SIZES = {"each_value": 1, "each_pair": 2}
+"""The number of parameters whose values must occur together, for each marker."""
+
+
+def covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[int]:
+    """Return positions of cases that together have each combination of `size` values.
+
+    Args:
+        cases: The position of each value in its parameter's list, by parameter, for each case.
+        size: The number of parameters in a combination.
+    """
+    missing = [set(combinations(sorted(case.items()), size)) for case in cases]
+    chosen: set[int] = set()
+    while any(missing):
+        best = max(range(len(cases)), key=lambda place: len(missing[place]))
+        chosen.add(best)
+        missing = [combination - missing[best] for combination in missing]
+    return chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases `slow` that the fast tier leaves out.
+
+    A run of single cases by their names keeps them all.
+    """
+    grids: dict[tuple[str, int], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+            for marker, size in SIZES.items():
+                if item.get_closest_marker(marker):
+                    grids.setdefault((item.nodeid.partition("[")[0], size), []).append(item)
+    for (_, size), grid in grids.items():
+        chosen = covering_cases([item.callspec.indices for item in grid], size)
+        for place, item in enumerate(grid):
+            if place not in chosen:
+                item.add_marker(pytest.mark.slow)
