@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.expressions import GreaterThan
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from rich.console import Console
@@ -87,7 +86,7 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = SECONDS) -> 
         while len(delays_ms) < count and _CLOCK.monotonic() < ends_s:
             if posting.done():
                 posting.result()
-            scan = catalog.load_table(TABLE).scan(GreaterThan("id", len(delays_ms)), selected_fields=("at",))
+            scan = catalog.load_table(TABLE).scan(f"id > {len(delays_ms)}", selected_fields=("at",))
             created = scan.to_arrow().column("at").to_pylist()
             now, scans = datetime.now(UTC), scans + 1
             delays_ms += [(now - at).total_seconds() * 1_000 for at in created]
