@@ -76,19 +76,18 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
     Raises:
         BadRequest: If rows do not fit the schema or have no key.
     """
+    for name in key:
+        present = rows.schema.get_field_index(name) >= 0
+        if rows.num_rows and (not present or rows.column(name).null_count):
+            row = int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if present else 0
+            raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
     try:
         target = _target_of(metadata, metadata.current_schema)
         if DELETE in kinds:
-            conformed = _conform_with_deletes(rows, target, kinds, key)
-        else:
-            conformed = conform(rows, target.schema, target.arrow)
+            return _conform_with_deletes(rows, target, kinds, key)
+        return conform(rows, target.schema, target.arrow)
     except Unwritable as error:
         raise BadRequest(f"The rows do not fit the table: {error}") from None
-    for name in key:
-        if (column := conformed.column(name)).null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
-    return conformed
 
 
 def _conform_with_deletes(

@@ -17,6 +17,7 @@ from seamark.metaserver.commit.change_requests.change_body import APPEND, Change
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
@@ -85,6 +86,10 @@ class CatalogTables:
         request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
         await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
         return entry
+
+    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+        """Return the names of the key columns; empty for a table without a key."""
+        return key_of(metadata)
 
     def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""

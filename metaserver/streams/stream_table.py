@@ -31,7 +31,6 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.blocks import ShardBlocks
 from seamark.metaserver.streams.fresh_parts import FreshPart, FreshParts
-from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, KeyedRows, RowFiles, RowSlice
 from seamark.metaserver.streams.stored_rows import StoredRows
 
@@ -72,6 +71,13 @@ class StreamTables(Protocol):
         Raises:
             CommitConflict: Nothing was committed: the offsets have moved, or the table has changed.
             CommitUnknown: The outcome is unknown.
+        """
+
+    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+        """Return the names of the key columns; empty for a table without a key.
+
+        Raises:
+            BadRequest: The key is not valid.
         """
 
     def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
@@ -200,20 +206,7 @@ class StreamTable:
 
         The errors are those of `StreamLog.append`.
         """
-        size_bytes = sum(batch.size_bytes for batch in batches.values())
-        self.appending_bytes += size_bytes
-        try:
-            acknowledged = await self._log.append(
-                {Shard(self.uuid, number): batch for number, batch in batches.items()}, producer
-            )
-        finally:
-            self.appending_bytes -= size_bytes
-        if not acknowledged.duplicate:
-            now_ms = self._clock.now_ms()
-            for position in acknowledged.positions:
-                number = position.shard.number
-                self._blocks[number].offer(Record(position.shard, position.offset, batches[number], now_ms))
-        return acknowledged
+        return await append_to_tables({self: batches}, producer)
 
     async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
         """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
@@ -253,7 +246,7 @@ class StreamTable:
         """Write the fresh files that are missing up to these offsets."""
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
-        key = key_of(metadata)
+        key = self._tables.key_of(metadata)
         for parts in self._parts.values():
             if any(part.key != key for part in parts.parts):  # The table has got another key.
                 self._give_up(parts.clear())
@@ -351,7 +344,7 @@ class StreamTable:
                 for moved in ranges:
                     await self._blocks[moved.shard].catch_up(moved.end)
                 rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
-                files, keyed = await self._store(rows, metadata, None, key_of(metadata))
+                files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
                 try:
                     if keyed is None:
                         await self._tables.commit(entry, metadata, files, ranges)
@@ -452,6 +445,32 @@ class StreamTable:
             assert self._blocks[number].start == flushed
             parts = self._parts[number].parts
             assert not parts or parts[0].start == flushed
+
+
+async def append_to_tables(
+    batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
+) -> Acknowledgement:
+    """Append rows to shards of tables with one log, all or none. They are durable on return.
+
+    The errors are those of `StreamLog.append`.
+    """
+    sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
+    by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}
+    first = next(iter(batches))
+    for table, size_bytes in sizes.items():
+        table.appending_bytes += size_bytes
+    try:
+        acknowledged = await first._log.append(by_shard, producer)
+    finally:
+        for table, size_bytes in sizes.items():
+            table.appending_bytes -= size_bytes
+    if not acknowledged.duplicate:
+        by_uuid = {table.uuid: table for table in batches}
+        now_ms = first._clock.now_ms()
+        for position in acknowledged.positions:
+            blocks = by_uuid[position.shard.stream]._blocks[position.shard.number]
+            blocks.offer(Record(position.shard, position.offset, by_shard[position.shard], now_ms))
+    return acknowledged
 
 
 def _without_data(file: EncodedFile) -> EncodedFile:

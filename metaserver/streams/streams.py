@@ -48,7 +48,13 @@ from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
+from seamark.metaserver.streams.stream_table import (
+    FlushedBefore,
+    FreshRows,
+    StreamLimits,
+    StreamTable,
+    append_to_tables,
+)
 
 ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
@@ -79,6 +85,42 @@ class FreshTable(NamedTuple):
 
     loaded: LoadedTable
     snapshot: Snapshot | None
+
+
+class TableRows(NamedTuple):
+    """Packed rows to append to a table.
+
+    Attributes:
+        loaded: The table, which `check_stream_table` accepts.
+        rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
+    """
+
+    loaded: LoadedTable
+    rows: Batch | Mapping[int, Batch]
+
+    @property
+    def size_bytes(self) -> int:
+        batches = [self.rows] if isinstance(self.rows, Batch) else self.rows.values()
+        return sum(batch.size_bytes for batch in batches)
+
+
+class ProducerKey(NamedTuple):
+    """The producer of an append, and the number of the append.
+
+    Attributes:
+        who: The principal. Two principals may use the same name of a producer.
+        scope: The UUID of the table. Two tables have independent producers.
+    """
+
+    who: str
+    scope: str
+    name: str
+    sequence: int
+
+    def to_producer(self) -> StreamProducer:
+        """Return the producer as the log knows it."""
+        tenant = hashlib.sha256(self.who.encode()).hexdigest()[:16]
+        return StreamProducer(f"{self.scope}/{tenant}/{self.name}", self.sequence)
 
 
 class _KeptSnapshot(NamedTuple):
@@ -166,47 +208,40 @@ class Streams:
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
-    async def append(
-        self,
-        loaded: LoadedTable,
-        rows: Batch | Mapping[int, Batch],
-        *,
-        who: str,
-        producer: tuple[str, int] | None,
-    ) -> Acknowledgement:
-        """Append packed rows to shards of the table, all or none; they are durable on return.
+    async def append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
+        """Append rows to tables, all or none; they are durable on return.
 
         Args:
-            loaded: The table, which `check_stream_table` accepts.
-            rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
-            who: The principal. Two principals may use the same name of a producer.
-            producer: The name of the producer, and the number of this append.
+            appends: The rows, of each table once.
+            producer: The producer and the number of this append.
 
         Raises:
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows never have room in it.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: The table has got another number of shards since it was loaded.
+            RetryLater: A table has got another number of shards since it was loaded.
         """
-        assert loaded.entry is not None
-        table = await self._open(loaded.entry, loaded.metadata)
-        batches = [rows] if isinstance(rows, Batch) else list(rows.values())
-        self._check_memory(table, sum(batch.size_bytes for batch in batches))
-        named = None
-        if producer is not None:
-            name, sequence = producer
-            tenant = hashlib.sha256(who.encode()).hexdigest()[:16]
-            named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
-        if isinstance(rows, Batch):
-            rows = {self._choose_shard(table, named): rows}
-        elif shards_of(loaded) != table.shards:
-            raise RetryLater("The table has got another number of shards meanwhile; send the rows again")
-        acknowledged = await table.append(rows, named)
-        state = self._flushes.get(table.uuid)
-        if state is not None:  # else the table was dropped meanwhile
-            state.interval_ms = _interval_ms(loaded.metadata)
-            if loaded.metadata.current_snapshot_id is None:
-                state.is_due = True  # engines do not ask for a plan of a table without a snapshot
+        named = None if producer is None else producer.to_producer()
+        batches: dict[StreamTable, Mapping[int, Batch]] = {}
+        for loaded, rows in appends:
+            assert loaded.entry is not None
+            table = await self._open(loaded.entry, loaded.metadata)
+            if isinstance(rows, Batch):
+                batches[table] = {self._choose_shard(table, named): rows}
+            elif shards_of(loaded) == table.shards:
+                batches[table] = rows
+            else:
+                raise RetryLater("The table has got another number of shards meanwhile; send the rows again")
+        for (table, _), append in zip(batches.items(), appends, strict=True):
+            self._check_memory(table, append.size_bytes)
+        acknowledged = await append_to_tables(batches, named)
+        for loaded, _ in appends:
+            assert loaded.entry is not None
+            state = self._flushes.get(loaded.entry.uuid)
+            if state is not None:  # else the table was dropped meanwhile
+                state.interval_ms = _interval_ms(loaded.metadata)
+                if loaded.metadata.current_snapshot_id is None:
+                    state.is_due = True  # engines do not ask for a plan of a table without a snapshot
         return acknowledged
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:

@@ -18,11 +18,18 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.plans.planning import POINTERS
+from seamark.metaserver.api.streams.dead_letters import load_dead_letters
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import PRODUCER_CHARACTERS_MAX, check_stream_table, shards_of
+from seamark.metaserver.streams.streams import (
+    PRODUCER_CHARACTERS_MAX,
+    ProducerKey,
+    TableRows,
+    check_stream_table,
+    shards_of,
+)
 
 _PARAMETERS = (
     Parameter(
@@ -62,9 +69,10 @@ class RowPosition(msgspec.Struct, frozen=True):
 
 
 class AppendedRows(msgspec.Struct, frozen=True):
-    rows: Annotated[int, doc("The rows of the request, which are durable.")]
+    rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
     positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
+    rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
 
 
 @Route(
@@ -93,16 +101,29 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, show(call.namespace, call.name))
     loaded = LoadedTable(entry, metadata)
-    preparation = RowPreparation(metadata, call.components.streams.row_files, shards_of(loaded), is_envelope)
+    dead_letters = await load_dead_letters(call, loaded)
+    streams = call.components.streams
+    preparation = RowPreparation(
+        metadata, streams.row_files, shards_of(loaded), is_envelope, rejects_rows=dead_letters is not None
+    )
     prepare = partial(_prepare, call, body, row_format, preparation)
     prepared = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
-    if prepared.batches is None:
-        return AppendedRows(0, False, [])
-    acknowledged = await call.components.streams.append(
-        loaded, prepared.batches, who=call.principal.name, producer=producer
-    )
-    positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
-    return AppendedRows(prepared.count, acknowledged.duplicate, positions)
+    appends = [] if prepared.batches is None else [TableRows(loaded, prepared.batches)]
+    if prepared.rejected:
+        assert dead_letters is not None
+        now_ms, name = call.components.clock.now_ms(), None if producer is None else producer[0]
+        letters = dead_letters.pack(prepared.rejected, streams.row_files, now_ms=now_ms, producer=name)
+        appends.append(TableRows(dead_letters.loaded, letters))
+    if not appends:
+        return AppendedRows(0, False, [], 0)
+    named = None if producer is None else ProducerKey(call.principal.name, entry.uuid, *producer)
+    acknowledged = await streams.append(appends, named)
+    positions = [
+        RowPosition(place.shard.number, place.offset, place.end)
+        for place in acknowledged.positions
+        if place.shard.stream == entry.uuid
+    ]
+    return AppendedRows(prepared.count, acknowledged.duplicate, positions, len(prepared.rejected))
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
