@@ -79,6 +79,7 @@ from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.row_files import ImportedRowFiles
+from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
@@ -153,7 +154,8 @@ async def open_components(
         )
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
-        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files)))
+        search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
+        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search))
         components = ServerComponents(
             settings=settings,
             clock=clock,

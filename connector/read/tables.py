@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -105,6 +105,12 @@ class OpenTable:
         return self.schema.id == self.metadata.current_schema_id
 
 
+class PlanSource(Protocol):
+    """Plans scans, as `SeamarkClient.plan` does."""
+
+    def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]: ...
+
+
 def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
     """Open a table at a snapshot.
 
@@ -154,7 +160,7 @@ def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
 
 
 def plan(
-    client: SeamarkClient,
+    client: PlanSource,
     table: OpenTable,
     where: Expression = TRUE,
     *,
@@ -195,7 +201,7 @@ def plan_appends(
 
 
 def _tasks(
-    client: SeamarkClient, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
+    client: PlanSource, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
 ) -> Iterator[ScanTask]:
     # Readers compute the residuals, because with many keys in the filter, each task would repeat the keys.
     options = {

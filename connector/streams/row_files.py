@@ -7,23 +7,39 @@ The server names this module in its extensions, and uses the functions as its po
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from seamark.connector.arrow.casting import Unwritable, conform
-from seamark.connector.client.storage import Storage
-from seamark.connector.write.data_files import FileWriter, finish_data_file, open_data_file_writer
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.streams.keyed_rows import (
+    DELETE,
+    EncodedDeletes,
+    FileKeys,
+    KeyColumns,
+    KeyedRows,
+    check_key,
+    encode_deletes,
+    hash_file,
+    hash_keys,
+    select_rows,
+)
+from seamark.connector.streams.stored_files import MemoryStorage, StoredRows
+from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget, target_of
+from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
 _SCHEMA_ID = b"seamark.schema-id"
 """In the metadata of the Arrow schema: the id of the table's schema to which the rows conform."""
+_KEY_IDS = b"seamark.key-ids"
+"""In the metadata of the Arrow schema: the ids of the key columns, for rows of a table with a key."""
 
 
 class _Slice(Protocol):
@@ -35,6 +51,8 @@ class _Slice(Protocol):
     def first(self) -> int: ...
     @property
     def rows(self) -> int: ...
+    @property
+    def kinds(self) -> bytes: ...
 
 
 class EncodedRows(NamedTuple):
@@ -46,37 +64,68 @@ class EncodedRows(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True)
-class _Memory(Storage):
-    """Storage that keeps the one file that is written."""
-
-    def open_output_stream(self, location: str) -> pa.NativeFile:
-        return pa.BufferOutputStream()
-
-    def local_path(self, location: str) -> None:
-        return None
-
-    def delete(self, location: str) -> None:
-        """Do nothing: the file was never stored."""
-
-
-def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatch:
+def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, key: Sequence[str]) -> pa.RecordBatch:
     """Return the rows with the columns of the table's current schema.
 
+    Args:
+        rows: The rows.
+        metadata: The table's metadata.
+        kinds: The kind of each row; empty if all are inserts. A row that deletes needs its key columns only.
+        key: The names of the key columns; empty for a table without a key.
+
     Raises:
-        BadRequest: If rows do not fit the schema.
+        BadRequest: If rows do not fit the schema or have no key.
     """
+    for name in key:
+        present = rows.schema.get_field_index(name) >= 0
+        if rows.num_rows and (not present or rows.column(name).null_count):
+            row = int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if present else 0
+            raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
     try:
         target = _target_of(metadata, metadata.current_schema)
+        if DELETE in kinds:
+            return _conform_with_deletes(rows, target, kinds, key)
         return conform(rows, target.schema, target.arrow)
     except Unwritable as error:
         raise BadRequest(f"The rows do not fit the table: {error}") from None
 
 
-def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata) -> bytes:
-    """Return rows of `conform_rows` as an Arrow IPC stream, whose schema has the id of the table's schema."""
-    schema_id = str(metadata.current_schema_id).encode()
-    schema = rows.schema.with_metadata({_SCHEMA_ID: schema_id})
+def _conform_with_deletes(
+    rows: pa.RecordBatch, target: WriteTarget, kinds: bytes, key: Sequence[str]
+) -> pa.RecordBatch:
+    """Conform rows of which those that delete may lack required columns.
+
+    Raises:
+        Unwritable: Rows do not fit the schema.
+    """
+    fields = tuple(
+        field if field.name in key else msgspec.structs.replace(field, required=False) for field in target.schema.fields
+    )
+    relaxed = Schema(fields, target.schema.id)
+    conformed = conform(rows, relaxed, arrow_schema(relaxed))
+    written = pa.array(np.frombuffer(kinds, dtype=np.uint8) != DELETE)
+    conform(conformed.filter(written), target.schema, target.arrow)
+    return pa.RecordBatch.from_arrays(conformed.columns, schema=target.arrow)
+
+
+def shard_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], shards: int) -> list[int]:
+    """Return the shard of each row of `conform_rows`: rows with the same key are in one shard."""
+    keys = KeyColumns(check_key(metadata, key))
+    hashes = hash_keys(keys.fields, keys.read(rows, metadata.current_schema))
+    numbers: list[int] = (hashes.high % np.uint64(shards)).tolist()
+    return numbers
+
+
+def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str]) -> bytes:
+    """Return rows of `conform_rows` as an Arrow IPC stream.
+
+    Its schema has the id of the table's schema and, for rows with a key, the ids of the key columns.
+    """
+    names = {_SCHEMA_ID: str(metadata.current_schema_id).encode()}
+    if key:
+        ids = {field.name: field.id for field in metadata.current_schema.fields}
+        names[_KEY_IDS] = ",".join(str(ids[name]) for name in key).encode()
+    schema = rows.schema.with_metadata(names)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(rows.replace_schema_metadata(schema.metadata))
@@ -97,30 +146,124 @@ def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | N
         BadRequest: If the table has a property that writers do not support.
     """
     by_schema: dict[int, list[pa.RecordBatch]] = {}
+    for batch, schema_id in map(_unpack, rows):
+        by_schema.setdefault(schema_id, []).append(batch)
+    return [file for file, _ in _encode(by_schema, metadata, folder)]
+
+
+def encode_keyed_rows(
+    rows: Sequence[_Slice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
+) -> tuple[list[EncodedRows], KeyedRows]:
+    """Return the latest row of each key as Parquet files, and the keys of all rows.
+
+    Args:
+        rows: The rows, in the order of the log.
+        metadata: The table's metadata.
+        folder: The folder of the files; None for those of data files.
+        key: The names of the key columns; if it is empty, the rows state their key.
+
+    Raises:
+        BadRequest: If the table has a property that writers do not support.
+    """
+    keys = KeyColumns(check_key(metadata, key or _read_key(rows, metadata)))
+    batches = [_unpack(packed) for packed in rows]
+    for batch, schema_id in batches:
+        keys.add(batch, _schema_of(metadata, schema_id))
+    kinds = b"".join(packed.kinds or bytes(packed.rows) for packed in rows)
+    latest = select_rows(keys.fields, keys.concatenate(), kinds)
+    by_schema: dict[int, list[pa.RecordBatch]] = {}
+    start = 0
+    for batch, schema_id in batches:
+        stays = latest.stays[start : start + batch.num_rows]
+        start += batch.num_rows
+        if stays.any():
+            by_schema.setdefault(schema_id, []).append(batch.filter(pa.array(stays)))
+    files, file_keys = [], []
+    for file, table in _encode(by_schema, metadata, folder):
+        files.append(file)
+        schema = _schema_of(metadata, int(table.schema.metadata[_SCHEMA_ID]))
+        hashes = hash_file(keys.fields, keys.read(table, schema))
+        file_keys.append(FileKeys(msgspec.json.decode(file.content_file), hashes))
+    return files, KeyedRows(latest.keys, latest.hashes, tuple(file_keys))
+
+
+def encode_row_deletes(
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+) -> EncodedDeletes:
+    """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
+
+    Raises:
+        BadRequest: If the rows cannot be located or deleted.
+    """
+    try:
+        return encode_deletes(parts, metadata, stored, folder)
+    except (Unwritable, Unreadable) as error:
+        raise BadRequest(f"The rows that later rows replace cannot be deleted: {error}") from None
+
+
+def _unpack(packed: _Slice) -> tuple[pa.RecordBatch, int]:
+    """Return the rows of a slice, and the id of their schema."""
+    with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
+        batch = stream.read_next_batch()
+    schema_id = int(stream.schema.metadata[_SCHEMA_ID])
+    return batch.slice(packed.first, packed.rows).replace_schema_metadata(None), schema_id
+
+
+def _read_key(rows: Sequence[_Slice], metadata: TableMetadata) -> list[str]:
+    """Return the key that the last of the rows with a key state, as names of the current schema.
+
+    Raises:
+        BadRequest: A column of the key was dropped.
+    """
+    ids: list[int] = []
     for packed in rows:
         with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
-            batch = stream.read_next_batch()
-        schema_id = int(stream.schema.metadata[_SCHEMA_ID])
-        by_schema.setdefault(schema_id, []).append(batch.slice(packed.first, packed.rows).replace_schema_metadata(None))
-    files: list[EncodedRows] = []
+            ids = [int(text) for text in stream.schema.metadata.get(_KEY_IDS, b"").split(b",") if text] or ids
+    names = {field.id: field.name for field in metadata.current_schema.fields}
+    if lacking := [column_id for column_id in ids if column_id not in names]:
+        raise BadRequest(
+            f"Rows of the stream replace others by the column with id {lacking[0]}, which was dropped from the table; "
+            "add the rows to the table before the column is dropped"
+        )
+    return [names[column_id] for column_id in ids]
+
+
+def _schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
+    """Return a schema of the table.
+
+    Raises:
+        BadRequest: The table no longer has the schema.
+    """
+    schema = metadata.schema(schema_id)
+    if schema is None:
+        raise BadRequest(f"The table no longer has the schema {schema_id}, in which rows of its stream are stored")
+    return schema
+
+
+def _encode(
+    by_schema: Mapping[int, Sequence[pa.RecordBatch]], metadata: TableMetadata, folder: str | None
+) -> Iterator[tuple[EncodedRows, pa.Table]]:
+    """Yield the files of rows by their schema, each with its rows in the order of the file.
+
+    Raises:
+        BadRequest: The rows cannot be written.
+    """
     try:
         for schema_id, batches in by_schema.items():
-            schema = metadata.schema(schema_id)
-            if schema is None:
-                raise BadRequest(
-                    f"The table no longer has the schema {schema_id}, in which rows of its stream are stored"
-                )
-            target = _target_of(metadata, schema)
+            target = _target_of(metadata, _schema_of(metadata, schema_id))
             table = pa.Table.from_batches(batches, target.arrow).combine_chunks()
             for batch in table.to_batches():
-                files += _encode_batch(batch, target, folder)
+                for file, rows in _encode_batch(batch, target, folder):
+                    yield file, rows.replace_schema_metadata({_SCHEMA_ID: str(schema_id).encode()})
     except Unwritable as error:
         raise BadRequest(f"The rows cannot be written: {error}") from None
-    return files
 
 
-def _encode_batch(batch: pa.RecordBatch, target: WriteTarget, folder: str | None) -> list[EncodedRows]:
-    files = []
+def _encode_batch(
+    batch: pa.RecordBatch, target: WriteTarget, folder: str | None
+) -> Iterator[tuple[EncodedRows, pa.Table]]:
+    storage = target.storage
+    assert isinstance(storage, MemoryStorage)
     for partition, chosen in target.partitioner.split(batch):
         rows = pa.Table.from_batches([batch if chosen is None else batch.take(pa.array(chosen))])
         if target.ordering is not None:
@@ -128,19 +271,14 @@ def _encode_batch(batch: pa.RecordBatch, target: WriteTarget, folder: str | None
         location = target.generate_location(partition) if folder is None else f"{folder}/{uuid.uuid4()}.parquet"
         writer = open_data_file_writer(target, location)
         writer.write(rows)
-        content = finish_data_file(writer, target, partition)
-        files.append(EncodedRows(location, _data_of(writer), msgspec.json.encode(content), rows.num_rows))
-    return files
-
-
-def _data_of(writer: FileWriter) -> bytes:
-    stream: Any = writer._stream
-    return bytes(stream.getvalue())
+        content = msgspec.json.encode(finish_data_file(writer, target, partition))
+        yield EncodedRows(location, storage.data(location), content, rows.num_rows), rows
+        storage.delete(location)
 
 
 def _target_of(metadata: TableMetadata, schema: Schema) -> WriteTarget:
     """Return the target for files with a schema of the table, and the newest partition spec whose columns it has."""
-    target = replace(target_of(metadata, _Memory()), indexes=())
+    target = replace(target_of(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:
         return target
     columns = schema.index.by_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
-from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.errors import BadRequest, Conflict, Refused, Unavailable
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table
+from seamark.connector.streams.status import flush_stream
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
@@ -31,6 +33,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 COMMIT_ATTEMPTS_MAX = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
+_STREAM_ENABLED = "seamark.stream.enabled"
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def commit_row_change(
     check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
     attempt = 0
+    is_flushed = False
     while True:
         attempt += 1
         target = target_of(opened.metadata, opened.storage, opened.name)
@@ -153,6 +157,15 @@ def commit_row_change(
             if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
+        if change.is_empty and not is_flushed and opened.metadata.properties.get(_STREAM_ENABLED, "").lower() == "true":
+            # Readers may have seen rows of a stream that are in no snapshot, and that the change has to find.
+            is_flushed = True
+            with suppress(Unavailable):  # Another server has the log, and this server has shown none of these rows.
+                flush_stream(client, table)
+            previous = opened
+            opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
+            if opened.snapshot_id != previous.snapshot_id:
+                continue
         # The number of a producer is recorded even if the change is empty, because a repeat may find other rows.
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,12 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.filters import to_literals
 from seamark.connector.arrow.partitions import apply_transform
-from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
+from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
-from seamark.connector.read.tables import OpenTable, ScanTask, plan
+from seamark.connector.read.tables import OpenTable, PlanSource, ScanTask, plan
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -62,6 +62,25 @@ _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
 _LOOKUP_KEYS_MAX = 1_000_000
+
+
+class RowSource(PlanSource, Protocol):
+    """Plans scans and looks up keys: a client, or the server itself for rows of streams."""
+
+    def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer: ...
+
+
+class KeyAnswer(Protocol):
+    """The rows that a record index has for keys (`Lookup`)."""
+
+    @property
+    def rows(self) -> pa.Table: ...
+    @property
+    def uncovered_files(self) -> int: ...
+    @property
+    def uncovered(self) -> tuple[str, ...]: ...
+    @property
+    def undecided(self) -> int: ...
 
 
 class BatchKeys:
@@ -351,7 +370,7 @@ class LocatedKeys:
     read: frozenset[str]
 
 
-def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
+def locate(client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
     """Locate every live row of the table's snapshot that has one of the keys.
 
     `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`.
@@ -425,7 +444,7 @@ class _IndexAnswer:
     unsure: frozenset[str]
 
 
-def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
+def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
     """Look up the keys in the index.
 
     Return None if too many files are not covered, or after a server error. The caller must then read all files

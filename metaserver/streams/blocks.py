@@ -88,7 +88,9 @@ class ShardBlocks:
         for record in self._records:
             first, last = max(start, record.offset), min(end, record.end)
             if first < last:
-                slices.append(RowSlice(record.batch.payload, first - record.offset, last - first))
+                start_row, end_row = first - record.offset, last - record.offset
+                kinds = record.batch.kinds[start_row:end_row]
+                slices.append(RowSlice(record.batch.payload, start_row, last - first, kinds))
         return slices
 
     def release(self, flushed: int) -> None:

@@ -13,11 +13,13 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
-from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody
+from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody, ChangeScope, Remove
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
-from seamark.metaserver.streams.row_files import EncodedFile
+from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile
+from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
 _FLUSH = "stream-flush"
 """The key in a snapshot's summary that marks a snapshot of a flush."""
@@ -28,9 +30,10 @@ _FILES_MAX = 1_000_000
 class CatalogTables:
     """Implements `StreamTables`."""
 
-    def __init__(self, catalog: Catalog, commits: Commits) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, search: RowSearch) -> None:
         self._context = catalog.context
         self._commits = commits
+        self._search = search
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
         """Return the table, with the flushed offsets that belong to its pointer.
@@ -52,20 +55,45 @@ class CatalogTables:
         return tables[0], metadata
 
     async def commit(
-        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+        self,
+        entry: Entry,
+        metadata: TableMetadata,
+        files: Sequence[EncodedFile],
+        ranges: Sequence[FlushedRange],
+        deletes: EncodedDeletes | None = None,
     ) -> Entry:
-        """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer."""
+        """Add stored files to the table and move the flushed offsets, in one transaction; return the pointer."""
+        added = [Raw(file.content_file) for file in files]
         body = ChangeBody(
             table_uuid=entry.uuid,
             operation=APPEND,
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
-            add=[Raw(file.content_file) for file in files],
+            add=added,
             summary={_FLUSH: "true"},
         )
+        if deletes is not None and deletes.scope:
+            body = structs.replace(
+                body,
+                operation=None,
+                change_id=str(self._context.clock.uuid4()),
+                schema_id=metadata.current_schema_id,
+                read_snapshot_id=metadata.current_snapshot_id,
+                scope=ChangeScope(filter=Raw(deletes.scope)),
+                add=[*added, *map(Raw, deletes.content_files)],
+                remove=tuple(Remove(path, offset) for path, offset in deletes.removed),
+            )
         request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
         await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
         return entry
+
+    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+        """Return the names of the key columns; empty for a table without a key."""
+        return key_of(metadata)
+
+    def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+        """Return the rows in the files of the current snapshot."""
+        return self._search.open(entry, metadata)
 
 
 def is_flush(snapshot: Snapshot) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from seamark.metaserver.streams.row_files import EncodedFile
+from seamark.metaserver.streams.row_files import EncodedFile, KeyedRows
 
 MERGED_ROWS_MAX = 1_000_000
 """The maximum number of rows of parts that a new part replaces."""
@@ -21,12 +21,19 @@ _MERGE_RATIO = 2
 
 
 class FreshPart(msgspec.Struct, frozen=True):
-    """Fresh files with the rows of a shard from `start` to `end`, exclusive, without their data."""
+    """Fresh files with the rows of a shard from `start` to `end`, exclusive, without their data.
+
+    Attributes:
+        key: The names of the table's key columns when the files were written.
+        keyed: The keys of the rows, for rows with a key. The files then have the latest row of each key only.
+    """
 
     shard: int
     start: int
     end: int
     files: tuple[EncodedFile, ...]
+    key: tuple[str, ...] = ()
+    keyed: KeyedRows = None
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
@@ -86,6 +93,11 @@ class FreshParts:
             start = part.start
         return OffsetRange(start, added.end)
 
+    def clear(self) -> list[FreshPart]:
+        """Remove and return all parts."""
+        dropped, self.parts = list(self.parts), ()
+        return dropped
+
     def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
         """Add written parts; return the parts that they replace."""
         first = written[0].start
@@ -100,4 +112,5 @@ class FreshParts:
             assert before.end == after.start, (before, after)
         assert all(part.start < part.end for part in self.parts)
         for part in self.parts:
-            assert sum(file.rows for file in part.files) == part.end - part.start
+            rows = sum(file.rows for file in part.files)
+            assert rows == part.end - part.start or (part.keyed is not None and rows < part.end - part.start)

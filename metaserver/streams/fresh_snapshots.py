@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import (
     ADDED,
     DATA_MANIFEST,
+    DELETE_MANIFEST,
     ManifestEntry,
     assign_first_row_ids,
     write_manifest,
@@ -28,7 +30,11 @@ from seamark.formats.iceberg.manifests.writer import (
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.streams.row_files import EncodedFile, decode_content_json
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.snapshots.manifest_filter import ManifestFilter, find_files
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
+from seamark.metaserver.streams.row_files import EncodedFile
 
 _ID_MIN = 1 << 32
 """The minimum id. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
@@ -48,29 +54,32 @@ def encode_fresh_snapshot(
     *,
     folder: str,
     clock: Clock,
+    deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
     """Return the current snapshot of a table with fresh files.
 
     Args:
         metadata: The table's metadata.
-        listed: The manifests of its current snapshot.
+        listed: The manifests of its current snapshot, without delete files that `deletes` replace.
         files: The fresh files.
         folder: Where the manifests are to be stored.
         clock: The clock.
+        deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
     """
     current = metadata.current_snapshot
     snapshot_id = _ID_MIN | int.from_bytes(clock.random_bytes(8), "big") & (1 << 62) - 1
     sequence_number = metadata.last_sequence_number + 1
-    by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
-    for file in files:
-        content = decode_content_file(decode_content_json(file), metadata)
-        by_spec[content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
+    by_spec: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
+    for kind, added in ((DATA_MANIFEST, [file.content_file for file in files]), (DELETE_MANIFEST, deletes)):
+        for text in added:
+            content = decode_content_file(msgspec.json.decode(text), metadata)
+            by_spec[kind, content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
     name = f"{folder}/{clock.uuid7()}"
     stored: list[tuple[str, bytes]] = []
     manifests = list(listed)
-    for spec_id, entries in sorted(by_spec.items()):
-        written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
-        path = f"{name}-m{spec_id}.avro"
+    for (kind, spec_id), entries in sorted(by_spec.items()):
+        written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=kind)
+        path = f"{name}-{'d' if kind == DELETE_MANIFEST else 'm'}{spec_id}.avro"
         stored.append((path, written.data))
         manifests.append(written.to_manifest_file(path, snapshot_id=snapshot_id, sequence_number=sequence_number))
     first_row_id = added_rows = None
@@ -92,7 +101,7 @@ def encode_fresh_snapshot(
         timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
         sequence_number=sequence_number,
         parent_snapshot_id=metadata.current_snapshot_id,
-        summary=msgspec.Raw(msgspec.json.encode({"operation": "append"})),
+        summary=msgspec.Raw(msgspec.json.encode({"operation": "overwrite" if deletes else "append"})),
         manifest_list=location,
         schema_id=metadata.current_schema_id,
         first_row_id=first_row_id,
@@ -115,12 +124,41 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 
 
 async def run_encoding(
-    metadata: TableMetadata, listed: Sequence[ManifestFile], files: Sequence[EncodedFile], folder: str, clock: Clock
+    metadata: TableMetadata,
+    listed: Sequence[ManifestFile],
+    files: Sequence[EncodedFile],
+    folder: str,
+    clock: Clock,
+    deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
     """Encode in a thread if there are many manifests or files."""
-    if len(listed) + len(files) <= _IN_LOOP_ENTRIES_MAX:
-        return encode_fresh_snapshot(metadata, listed, files, folder=folder, clock=clock)
-    return await asyncio.to_thread(encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock)
+    work = partial(encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock, deletes=deletes)
+    if len(listed) + len(files) + len(deletes) <= _IN_LOOP_ENTRIES_MAX:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+async def without_files(
+    removed: Sequence[tuple[str, int | None]],
+    listed: Sequence[ManifestFile],
+    metadata: TableMetadata,
+    writer: SnapshotWriter,
+    manifests: Manifests,
+) -> Sequence[ManifestFile]:
+    """Return the manifests without deletion vectors that the fresh snapshot replaces.
+
+    Args:
+        removed: The location and the offset of each vector.
+        listed: The manifests of the current snapshot.
+        metadata: The table's metadata.
+        writer: Writes the manifests of the remaining vectors.
+        manifests: Reads manifests.
+    """
+    if not removed:
+        return listed
+    to_remove = await find_files(manifests, listed, {Remove(path, offset) for path, offset in removed}, metadata)
+    sequence_number = metadata.last_sequence_number + 1
+    return (await ManifestFilter(writer, manifests).remove(listed, to_remove, metadata, sequence_number)).manifests
 
 
 _IN_LOOP_ENTRIES_MAX = 50

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.streams.stored_rows import StoredRows
 
 
 class RowSlice(NamedTuple):
@@ -22,11 +23,13 @@ class RowSlice(NamedTuple):
     Attributes:
         payload: The batch, as `RowFiles.pack` returns it.
         first: The number of the first row in the batch.
+        kinds: The kind of each of the rows (`RowKind`); empty if all are inserts.
     """
 
     payload: bytes
     first: int
     rows: int
+    kinds: bytes = b""
 
 
 class EncodedFile(msgspec.Struct, frozen=True):
@@ -42,18 +45,53 @@ class EncodedFile(msgspec.Struct, frozen=True):
     rows: int
 
 
-class RowFiles(Protocol):
-    """The port to the files of rows. Every method is pure, runs in any thread, and may take long for many rows."""
+KeyedRows: TypeAlias = Any
+"""The keys of rows of a keyed table, and which row of a file has which key. Only the implementation reads it."""
 
-    def conform(self, rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatch:
+
+class EncodedDeletes(NamedTuple):
+    """The deletes of the rows that rows of a keyed table replace.
+
+    Attributes:
+        files: The locations and the data of the files to store.
+        content_files: The ContentFiles of the delete files as JSON. Several may be in one stored file.
+        removed: The files that the deletes replace: the location and, for a deletion vector, its offset.
+        scope: The filter of the rows that were read, as JSON; empty for deletes of fresh files.
+    """
+
+    files: list[tuple[str, bytes]]
+    content_files: list[bytes]
+    removed: list[tuple[str, int | None]]
+    scope: bytes
+
+
+class RowFiles(Protocol):
+    """The port to the files of rows. Every method runs in any thread, and may take long for many rows.
+
+    All methods but `encode_deletes` are pure.
+    """
+
+    def conform(
+        self, rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes = b"", key: Sequence[str] = ()
+    ) -> pa.RecordBatch:
         """Return the rows with the columns of the table's current schema.
 
+        Args:
+            rows: The rows.
+            metadata: The table's metadata.
+            kinds: The kind of each row; empty if all are inserts. A row that deletes needs its key columns only.
+            key: The names of the key columns; empty for a table without a key.
+
         Raises:
-            BadRequest: A row does not fit the schema; the message names the column, the row and the value.
+            BadRequest: A row does not fit the schema or has no key; the message names the column, the row and the
+                value.
         """
 
-    def pack(self, rows: pa.RecordBatch, metadata: TableMetadata) -> bytes:
-        """Return rows of `conform` as a payload of the log, which states their schema."""
+    def shards(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int) -> list[int]:
+        """Return the shard of each row of `conform`, from 0 to `count`: rows with the same key are in one shard."""
+
+    def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
+        """Return rows of `conform` as a payload of the log, which states their schema and their key."""
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
         """Return the rows as files, at least one for each partition.
@@ -67,6 +105,36 @@ class RowFiles(Protocol):
             BadRequest: The table has a property that writers do not support.
         """
 
+    def encode_keyed(
+        self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
+    ) -> tuple[list[EncodedFile], KeyedRows]:
+        """Return the latest row of each key as files, and the keys of all rows.
+
+        Args:
+            rows: Rows that were packed for this schema of the table or an earlier one, in the order of the log.
+            metadata: The table's metadata.
+            folder: The folder of the files; None for the folders of the table's data files.
+            key: The names of the key columns; if it is empty, the rows state their key.
+
+        Raises:
+            BadRequest: The table has a property that writers do not support, or the key is not valid.
+        """
+
+    def encode_deletes(
+        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+    ) -> EncodedDeletes:
+        """Return the deletes of the rows that keyed rows replace in the table's files and in earlier fresh files.
+
+        Args:
+            parts: The keyed rows, in the order of the log; they keep the rows that were located for later calls.
+            metadata: The table's metadata.
+            stored: Finds rows in the files of the current snapshot. It blocks, so this runs in another thread.
+            folder: The folder of fresh files; None for a commit.
+
+        Raises:
+            BadRequest: The rows cannot be located or deleted.
+        """
+
 
 class ImportedRowFiles:
     """Implements `RowFiles` by the functions of a module, which is imported when they are first needed."""
@@ -78,17 +146,29 @@ class ImportedRowFiles:
     def _module(self) -> Any:
         return importlib.import_module(self._module_name)
 
-    def conform(self, rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatch:
-        return self._module.conform_rows(rows, metadata)
+    def conform(
+        self, rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes = b"", key: Sequence[str] = ()
+    ) -> pa.RecordBatch:
+        return self._module.conform_rows(rows, metadata, kinds, key)
 
-    def pack(self, rows: pa.RecordBatch, metadata: TableMetadata) -> bytes:
-        packed: bytes = self._module.pack_rows(rows, metadata)
+    def shards(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int) -> list[int]:
+        numbers: list[int] = self._module.shard_rows(rows, metadata, key, count)
+        return numbers
+
+    def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
+        packed: bytes = self._module.pack_rows(rows, metadata, key)
         return packed
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
         return [EncodedFile(*file) for file in self._module.encode_rows(rows, metadata, folder)]
 
+    def encode_keyed(
+        self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
+    ) -> tuple[list[EncodedFile], KeyedRows]:
+        files, keyed = self._module.encode_keyed_rows(rows, metadata, folder, key)
+        return [EncodedFile(*file) for file in files], keyed
 
-def decode_content_json(file: EncodedFile) -> Any:
-    """Return the ContentFile as a JSON object."""
-    return msgspec.json.decode(file.content_file)
+    def encode_deletes(
+        self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+    ) -> EncodedDeletes:
+        return EncodedDeletes(*self._module.encode_row_deletes(parts, metadata, stored, folder))

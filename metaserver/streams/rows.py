@@ -8,9 +8,9 @@ is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -47,8 +47,17 @@ def format_of(content_type: str) -> RowFormat:
     raise UnsupportedMediaType(f"The Content-Type is {content_type[:100]!r}; rows are sent as one of {types}")
 
 
-def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[dict[str, Any]]:
-    """Return the objects of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
+class RejectedRow(NamedTuple):
+    """A row that does not fit the table, and the reason."""
+
+    raw: str
+    reason: str
+
+
+def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[Any]:
+    """Return the values of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
+
+    A line that is no JSON is a `RejectedRow`.
 
     Raises:
         BadRequest: The body is not such JSON.
@@ -58,18 +67,21 @@ def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list
     if row_format is RowFormat.LINES:
         lines = [line for line in body.splitlines() if line.strip()]
         _check_count(len(lines), rows_max)
-        rows = [_decode(line, f"Row {number}") for number, line in enumerate(lines)]
-    else:
-        rows = _decode(body, "The body")
-        if isinstance(rows, dict) and set(rows) == {"rows"}:
-            rows = rows["rows"]
+        return [_decode_line(line) for line in lines]
+    rows = _decode(body, "The body")
+    if isinstance(rows, dict) and set(rows) == {"rows"}:
+        rows = rows["rows"]
     if not isinstance(rows, list):
         raise BadRequest('The body has to be an array of objects, or an object with the array "rows"')
     _check_count(len(rows), rows_max)
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise BadRequest(f"Row {number} is {_show(row)}, and not an object with the columns")
     return rows
+
+
+def _decode_line(line: bytes) -> Any:
+    try:
+        return _decode(line, "")
+    except BadRequest as error:
+        return RejectedRow(line.decode("utf-8", "replace"), error.message.strip())
 
 
 def _check_count(count: int, rows_max: int) -> None:
@@ -84,7 +96,7 @@ def _decode(text: bytes, subject: str) -> Any:
         raise BadRequest(f"{subject} is not valid JSON: {error}") from None
 
 
-def to_batch(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.RecordBatch:
+def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatch:
     """Return JSON rows as a batch with the columns that occur in them.
 
     A column that no row has is not in the batch. If only some rows have a column, it is null in the others.

@@ -18,7 +18,7 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -31,7 +31,8 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.blocks import ShardBlocks
 from seamark.metaserver.streams.fresh_parts import FreshPart, FreshParts
-from seamark.metaserver.streams.row_files import EncodedFile, RowFiles, RowSlice
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, KeyedRows, RowFiles, RowSlice
+from seamark.metaserver.streams.stored_rows import StoredRows
 
 _log = structlog.get_logger("seamark.streams")
 
@@ -51,14 +52,36 @@ class StreamTables(Protocol):
         """
 
     async def commit(
-        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+        self,
+        entry: Entry,
+        metadata: TableMetadata,
+        files: Sequence[EncodedFile],
+        ranges: Sequence[FlushedRange],
+        deletes: EncodedDeletes | None = None,
     ) -> Entry:
         """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer.
+
+        Args:
+            entry: The pointer.
+            metadata: The metadata of the pointer, for which the files were written.
+            files: The data files.
+            ranges: The ranges of offsets that the files have.
+            deletes: The deletes of the rows that rows of the files replace; None for a table without a key.
 
         Raises:
             CommitConflict: Nothing was committed: the offsets have moved, or the table has changed.
             CommitUnknown: The outcome is unknown.
         """
+
+    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+        """Return the names of the key columns; empty for a table without a key.
+
+        Raises:
+            BadRequest: The key is not valid.
+        """
+
+    def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+        """Return the rows in the files of the current snapshot."""
 
 
 class StreamLimits(NamedTuple):
@@ -85,7 +108,15 @@ class FreshRows(NamedTuple):
     offsets: Mapping[int, int]
 
 
-RunInThread = Callable[[Callable[[], list[EncodedFile]]], Awaitable[list[EncodedFile]]]
+T = TypeVar("T")
+KEYED_COMMITS_MAX = 20
+"""The maximum number of commits of one flush of a keyed table, while other commits change the rows that it replaces."""
+
+
+class RunInThread(Protocol):
+    """Runs a blocking function, so that the event loop goes on."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class StreamTable:
@@ -178,20 +209,7 @@ class StreamTable:
 
         The errors are those of `StreamLog.append`.
         """
-        size_bytes = sum(batch.size_bytes for batch in batches.values())
-        self.appending_bytes += size_bytes
-        try:
-            acknowledged = await self._log.append(
-                {Shard(self.uuid, number): batch for number, batch in batches.items()}, producer
-            )
-        finally:
-            self.appending_bytes -= size_bytes
-        if not acknowledged.duplicate:
-            now_ms = self._clock.now_ms()
-            for position in acknowledged.positions:
-                number = position.shard.number
-                self._blocks[number].offer(Record(position.shard, position.offset, batches[number], now_ms))
-        return acknowledged
+        return await append_to_tables({self: batches}, producer)
 
     async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
         """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
@@ -236,6 +254,10 @@ class StreamTable:
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
+        key = self._tables.key_of(metadata)
+        for parts in self._parts.values():
+            if any(part.key != key for part in parts.parts):  # The table has got another key.
+                self._give_up(parts.clear())
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
             await blocks.catch_up(mark)
@@ -243,8 +265,9 @@ class StreamTable:
             try:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
                     rows = self._slices(number, chosen.start, chosen.end)
-                    files = await self._store(rows, metadata, self._fresh_folder)
-                    written.append(FreshPart(number, chosen.start, chosen.end, tuple(map(_without_data, files))))
+                    files, keyed = await self._store(rows, metadata, self._fresh_folder, key)
+                    named = tuple(map(_without_data, files))
+                    written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
             finally:
                 # The parts before a failure are the first of the chosen parts, and are as valid as if all had been
                 # written.
@@ -264,18 +287,47 @@ class StreamTable:
         return self._blocks[number].slices(start, end)
 
     async def _store(
-        self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None
-    ) -> Sequence[EncodedFile]:
-        """Encode the rows and store their files; after an error, the files are deleted later."""
-        files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))
+        self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: tuple[str, ...]
+    ) -> tuple[Sequence[EncodedFile], KeyedRows]:
+        """Encode the rows and store their files; after an error, the files are deleted later.
+
+        Returns:
+            The files and, if the rows have a key, the keys of the rows.
+        """
+        keyed: KeyedRows = None
+        if key or any(part.kinds for part in rows):
+            files, keyed = await self._run_in_thread(partial(self._files.encode_keyed, rows, metadata, folder, key))
+        else:
+            files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))
+        await self._create([(file.location, file.data) for file in files])
+        return files, keyed
+
+    async def _create(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Store files; after an error, they are deleted later."""
         stored = await asyncio.gather(
-            *(self._objects.create(file.location, file.data) for file in files), return_exceptions=True
+            *(self._objects.create(location, data) for location, data in files), return_exceptions=True
         )
         errors = [error for error in stored if isinstance(error, BaseException)]
         if errors:
-            self._delete_later([file.location for file in files])
+            self._delete_later([location for location, _ in files])
             raise errors[0]
-        return files
+
+    async def store_deletes(
+        self, keyed: Sequence[KeyedRows], entry: Entry, metadata: TableMetadata, *, fresh: bool
+    ) -> EncodedDeletes:
+        """Store the deletes of the rows that keyed rows replace in the files of a pointer.
+
+        Args:
+            keyed: The keyed rows, in the order of the log.
+            entry: The pointer.
+            metadata: The metadata of the pointer.
+            fresh: Whether plans name the files before a commit.
+        """
+        folder = self._fresh_folder if fresh else None
+        stored = self._tables.stored_rows(entry, metadata)
+        deletes = await self._run_in_thread(partial(self._files.encode_deletes, keyed, metadata, stored, folder))
+        await self._create(deletes.files)
+        return deletes
 
     async def flush(self) -> int:
         """Add the rows in memory to the table's files; return their number.
@@ -300,9 +352,12 @@ class StreamTable:
                 for moved in ranges:
                     await self._blocks[moved.shard].catch_up(moved.end)
                 rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
-                files = await self._store(rows, metadata, None)
+                files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
                 try:
-                    entry = await self._tables.commit(entry, metadata, files, ranges)
+                    if keyed is None:
+                        await self._tables.commit(entry, metadata, files, ranges)
+                    else:
+                        await self._commit_keyed(entry, metadata, files, ranges, keyed)
                 except CommitUnknown:
                     raise  # The files may be live.
                 except SeamarkError:
@@ -313,6 +368,40 @@ class StreamTable:
             self._advance({moved.shard: moved.end for moved in ranges})
             await self._release()
             return sum(moved.end - moved.start for moved in ranges)
+
+    async def _commit_keyed(
+        self,
+        entry: Entry,
+        metadata: TableMetadata,
+        files: Sequence[EncodedFile],
+        ranges: Sequence[FlushedRange],
+        keyed: KeyedRows,
+    ) -> None:
+        """Commit files with the deletes of the rows that they replace.
+
+        Another commit may change or move these rows meanwhile. They are then located again.
+
+        Raises:
+            CommitConflict: Another process has flushed the rows, or other commits caused a conflict in all attempts.
+        """
+        for attempt in range(1, KEYED_COMMITS_MAX + 1):
+            deletes = await self.store_deletes([keyed], entry, metadata, fresh=False)
+            try:
+                await self._tables.commit(entry, metadata, files, ranges, deletes)
+            except CommitUnknown:
+                raise  # The files may be live.
+            except SeamarkError as error:
+                self._delete_later([location for location, _ in deletes.files])
+                if not isinstance(error, CommitConflict) or attempt == KEYED_COMMITS_MAX:
+                    raise
+                version = metadata.format_version
+                entry, metadata = await self._tables.load(self.uuid)
+                flushed = entry.parse_flushed_offsets()
+                is_moved = any(flushed.get(moved.shard) != moved.start for moved in ranges)
+                if is_moved or metadata.format_version != version:
+                    raise
+            else:
+                return
 
     async def _release(self) -> None:
         """Allow the log to remove flushed rows; a failure only delays that."""
@@ -364,6 +453,32 @@ class StreamTable:
             assert self._blocks[number].start == flushed
             parts = self._parts[number].parts
             assert not parts or parts[0].start == flushed
+
+
+async def append_to_tables(
+    batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
+) -> Acknowledgement:
+    """Append rows to shards of tables with one log, all or none. They are durable on return.
+
+    The errors are those of `StreamLog.append`.
+    """
+    sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
+    by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}
+    first = next(iter(batches))
+    for table, size_bytes in sizes.items():
+        table.appending_bytes += size_bytes
+    try:
+        acknowledged = await first._log.append(by_shard, producer)
+    finally:
+        for table, size_bytes in sizes.items():
+            table.appending_bytes -= size_bytes
+    if not acknowledged.duplicate:
+        by_uuid = {table.uuid: table for table in batches}
+        now_ms = first._clock.now_ms()
+        for position in acknowledged.positions:
+            blocks = by_uuid[position.shard.stream]._blocks[position.shard.number]
+            blocks.offer(Record(position.shard, position.offset, by_shard[position.shard], now_ms))
+    return acknowledged
 
 
 def _without_data(file: EncodedFile) -> EncodedFile:

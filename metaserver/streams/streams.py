@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -35,6 +36,7 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamLog, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.objects.port import ObjectStore
@@ -42,10 +44,17 @@ from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
+from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot, without_files
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
 from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
+from seamark.metaserver.streams.stored_rows import RowSearch
+from seamark.metaserver.streams.stream_table import (
+    FlushedBefore,
+    FreshRows,
+    StreamLimits,
+    StreamTable,
+    append_to_tables,
+)
 
 ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
@@ -76,6 +85,42 @@ class FreshTable(NamedTuple):
 
     loaded: LoadedTable
     snapshot: Snapshot | None
+
+
+class TableRows(NamedTuple):
+    """Packed rows to append to a table.
+
+    Attributes:
+        loaded: The table, which `check_stream_table` accepts.
+        rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
+    """
+
+    loaded: LoadedTable
+    rows: Batch | Mapping[int, Batch]
+
+    @property
+    def size_bytes(self) -> int:
+        batches = [self.rows] if isinstance(self.rows, Batch) else self.rows.values()
+        return sum(batch.size_bytes for batch in batches)
+
+
+class ProducerKey(NamedTuple):
+    """The producer of an append, and the number of the append.
+
+    Attributes:
+        who: The principal. Two principals may use the same name of a producer.
+        scope: The UUID of the table. Two tables have independent producers.
+    """
+
+    who: str
+    scope: str
+    name: str
+    sequence: int
+
+    def to_producer(self) -> StreamProducer:
+        """Return the producer as the log knows it."""
+        tenant = hashlib.sha256(self.who.encode()).hexdigest()[:16]
+        return StreamProducer(f"{self.scope}/{tenant}/{self.name}", self.sequence)
 
 
 class _KeptSnapshot(NamedTuple):
@@ -110,14 +155,20 @@ class Streams:
     """The stream tables of a server. Belongs to one event loop; opened by `open_streams`."""
 
     def __init__(
-        self, catalog: Catalog, commits: Commits, objects: ObjectStore, logs: LogSource, row_files: RowFiles
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        objects: ObjectStore,
+        logs: LogSource,
+        row_files: RowFiles,
+        search: RowSearch,
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
         self._objects = objects
         self._logs = logs
         self.row_files = row_files
-        self._stream_tables = CatalogTables(catalog, commits)
+        self._stream_tables = CatalogTables(catalog, commits, search)
         self._manifests = Manifests.of(objects, catalog.context.settings)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
@@ -159,43 +210,48 @@ class Streams:
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
-    async def append(
-        self, loaded: LoadedTable, payload: bytes, rows: int, *, who: str, producer: tuple[str, int] | None
-    ) -> Acknowledgement:
-        """Append packed rows to a shard of the table; they are durable on return.
+    async def append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
+        """Append rows to tables, all or none; they are durable on return.
 
         Args:
-            loaded: The table, which `check_stream_table` accepts.
-            payload: The rows, from `RowFiles.pack`.
-            rows: Their number.
-            who: The principal. Two principals may use the same name of a producer.
-            producer: The name of the producer, and the number of this append.
+            appends: The rows, of each table once.
+            producer: The producer and the number of this append.
 
         Raises:
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows never have room in it.
             SequenceGap: The number does not follow the producer's last number.
+            RetryLater: A table has got another number of shards since it was loaded.
         """
-        assert loaded.entry is not None
-        table = await self._open(loaded.entry, loaded.metadata)
-        self._check_memory(table, len(payload))
-        named = None
+        named = None if producer is None else producer.to_producer()
+        batches: dict[StreamTable, Mapping[int, Batch]] = {}
+        for loaded, rows in appends:
+            assert loaded.entry is not None
+            table = await self._open(loaded.entry, loaded.metadata)
+            if isinstance(rows, Batch):
+                batches[table] = {self._choose_shard(table, named): rows}
+            elif shards_of(loaded) == table.shards:
+                batches[table] = rows
+            else:
+                raise RetryLater("The table has got another number of shards meanwhile; send the rows again")
+        for (table, _), append in zip(batches.items(), appends, strict=True):
+            self._check_memory(table, append.size_bytes)
+        acknowledged = await append_to_tables(batches, named)
+        for loaded, _ in appends:
+            assert loaded.entry is not None
+            state = self._flushes.get(loaded.entry.uuid)
+            if state is not None:  # else the table was dropped meanwhile
+                state.interval_ms = _interval_ms(loaded.metadata)
+                if loaded.metadata.current_snapshot_id is None:
+                    state.is_due = True  # engines do not ask for a plan of a table without a snapshot
+        return acknowledged
+
+    def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
+        """Return the shard of rows without a key. All rows of a producer are in one shard, which has an order."""
         if producer is None:
             self._next_shard = (self._next_shard + 1) % table.shards
-            shard = self._next_shard
-        else:
-            name, sequence = producer
-            tenant = hashlib.sha256(who.encode()).hexdigest()[:16]
-            named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
-            # All rows of a producer are in one shard, which has an order.
-            shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
-        acknowledged = await table.append({shard: Batch(rows, payload)}, named)
-        state = self._flushes.get(table.uuid)
-        if state is not None:  # else the table was dropped meanwhile
-            state.interval_ms = _interval_ms(loaded.metadata)
-            if loaded.metadata.current_snapshot_id is None:
-                state.is_due = True  # engines do not ask for a plan of a table without a snapshot
-        return acknowledged
+            return self._next_shard
+        return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
     def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
         """Check that the memory has room for rows of a table.
@@ -255,23 +311,36 @@ class Streams:
     async def _snapshot_of(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows
     ) -> Snapshot:
+        ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh.parts)
         locations = tuple(file.location for part in fresh.parts for file in part.files)
-        key = (entry.uuid, entry.metadata_location, locations)
+        key = (entry.uuid, entry.metadata_location, ranges, locations)
         last = self._snapshots.get(entry.uuid)
         if last is not None and last.key == key and self._context.clock.monotonic() < last.until_s:
             return last.snapshot
-        return await self._encoding.run(key, lambda: self._make_snapshot(table, metadata, fresh, key))
+        return await self._encoding.run(key, lambda: self._make_snapshot(table, entry, metadata, fresh, key))
 
     async def _make_snapshot(
-        self, table: StreamTable, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
+        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
     ) -> Snapshot:
-        listed = await self._manifests.read_list(metadata.current_snapshot)
+        listed: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
         files = [file for part in fresh.parts for file in part.files]
-        folder = _fresh_folder(metadata)
-        encoded = await run_encoding(metadata, listed, files, folder, self._context.clock)
-        locations = [location for location, _ in encoded.files]
+        keyed = [part.keyed for part in fresh.parts if part.keyed is not None]
+        folder, clock = _fresh_folder(metadata), self._context.clock
         retention_s = self._context.settings.stream_fresh_retention_s
+        locations: list[str] = []
+        deletes: list[bytes] = []
         try:
+            if keyed:
+                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
+                locations += [location for location, _ in stored.files]
+                deletes = stored.content_files
+                writer = SnapshotWriter(self._objects, clock, self._manifests, folder, 0)
+                try:
+                    listed = await without_files(stored.removed, listed, metadata, writer, self._manifests)
+                finally:
+                    locations += writer.written
+            encoded = await run_encoding(metadata, listed, files, folder, clock, deletes)
+            locations += [location for location, _ in encoded.files]
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
             # Plans may name them for as long as a query may run after its plan.
@@ -297,7 +366,7 @@ class Streams:
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
-        shards = len(entry.parse_flushed_offsets()) or min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
+        shards = shards_of(LoadedTable(entry, metadata))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, self._logs.identity)])
         except LogUnavailable as error:
@@ -469,6 +538,13 @@ class Streams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def shards_of(loaded: LoadedTable) -> int:
+    """Return the number of shards that a table has, or gets with its first row."""
+    assert loaded.entry is not None
+    shards = as_int(loaded.metadata.properties, SHARDS, 1)
+    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
+
+
 def is_stream_table(metadata: TableMetadata) -> bool:
     return as_bool(metadata.properties, ENABLED, False)
 
@@ -508,7 +584,7 @@ def _fresh_folder(metadata: TableMetadata) -> str:
 
 @asynccontextmanager
 async def open_streams(
-    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles
+    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles, search: RowSearch
 ) -> AsyncIterator[Streams]:
     """Open the stream tables over the log in the home folder, and flush them in the background."""
     settings, clock = catalog.context.settings, catalog.context.clock
@@ -528,7 +604,7 @@ async def open_streams(
         return open_segment_log(folder, clock, limits)
 
     async with open_log_source(open_log, folder.exists, partial(read_identity, folder, clock)) as logs:
-        streams = Streams(catalog, commits, objects, logs, row_files)
+        streams = Streams(catalog, commits, objects, logs, row_files, search)
         try:
             async with run_in_background("streams", streams.run):
                 yield streams

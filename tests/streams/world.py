@@ -100,6 +100,9 @@ class World:
             raise CommitUnknown("nobody knows")
         return self.entry()
 
+    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+        return ()
+
     # A reader
 
     def rows_of(self, locations: Sequence[str]) -> list[int]:

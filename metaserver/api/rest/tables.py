@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, TooLarge
@@ -33,10 +34,12 @@ from seamark.metaserver.api.http.render import (
     table_etag,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
+from seamark.metaserver.api.streams.dead_letters import parse_dead_letter_table
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.objects.vending import VENDED
 from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.log_opening import LogElsewhere
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
@@ -138,12 +141,16 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
     """
     snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in body.updates)
-    if not (snapshots or is_reset) or not call.components.streams.has_log:
+    _check_dead_letter_table(call, body)
+    if not (snapshots or is_reset or any(_sets_key(update) for update in body.updates)):
+        return
+    if not call.components.streams.has_log:
         return
     entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
     if entry is None or not entry.flushed:
         return
-    if is_reset:
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if is_reset or any(_changes_key(update, metadata) for update in body.updates):
         with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
             await call.components.streams.flush(entry.uuid)
     if snapshots and reads_fresh(call.headers):
@@ -157,6 +164,41 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
         summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
         if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
+
+
+def _check_dead_letter_table(call: Call, body: _CommitTable) -> None:
+    """Check that the caller may append rows to a dead-letter table that the update sets.
+
+    Raises:
+        Forbidden: The caller may not.
+        BadRequest: The name of the table is invalid.
+    """
+    for update in body.updates:
+        properties = update.get("updates")
+        if update.get("action") == "set-properties" and isinstance(properties, dict):
+            place = parse_dead_letter_table(properties)
+            if place is not None:
+                call.components.authorizer.require(call.principal, "appendRows", place[0])
+
+
+def _sets_key(update: dict[str, Any]) -> bool:
+    """Return whether an update may change the key of a stream table."""
+    action = update.get("action")
+    names = update.get("updates") if action == "set-properties" else update.get("removals")
+    is_list = isinstance(names, dict | list)
+    return action == "add-schema" or (action in ("set-properties", "remove-properties") and is_list and KEY in names)
+
+
+def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
+    """Return whether an update may give a stream table another key.
+
+    Rows that wait are flushed before such an update: they replace rows by the key that they came with.
+    """
+    if update.get("action") != "add-schema":
+        return _sets_key(update)
+    schema = update.get("schema")
+    ids = schema.get("identifier-field-ids", ()) if isinstance(schema, dict) else ()
+    return not isinstance(ids, list | tuple) or tuple(ids) != tuple(metadata.current_schema.identifier_field_ids)
 
 
 def _drops_history(update: dict[str, Any]) -> bool:

@@ -18,10 +18,18 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.plans.planning import POINTERS
+from seamark.metaserver.api.streams.dead_letters import load_dead_letters
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.streams.rows import RowFormat, decode_objects, format_of, to_batch
+from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import PRODUCER_CHARACTERS_MAX, check_stream_table
+from seamark.metaserver.streams.streams import (
+    PRODUCER_CHARACTERS_MAX,
+    ProducerKey,
+    TableRows,
+    check_stream_table,
+    shards_of,
+)
 
 _PARAMETERS = (
     Parameter(
@@ -36,6 +44,13 @@ _PARAMETERS = (
         "query",
         "The number of the producer's request: 0, 1, 2, …",
         {"type": "integer", "minimum": 0},
+    ),
+    Parameter(
+        "envelope",
+        "query",
+        "`debezium`: each JSON row is the value of a change event of Debezium, with `op`, `before` and `after`, and "
+        "with or without `schema` and `payload`.",
+        {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
 _SEQUENCE_MAX = 1 << 62
@@ -54,9 +69,10 @@ class RowPosition(msgspec.Struct, frozen=True):
 
 
 class AppendedRows(msgspec.Struct, frozen=True):
-    rows: Annotated[int, doc("The rows of the request, which are durable.")]
+    rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
     positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
+    rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
 
 
 @Route(
@@ -80,18 +96,34 @@ class AppendedRows(msgspec.Struct, frozen=True):
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
     check_changeable(call.name)
     row_format, producer = format_of(call.content_type), _read_producer(call.query)
+    is_envelope = _read_envelope(call.query)
     entry = await call.app[POINTERS].entry(call.namespace, call.name)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, show(call.namespace, call.name))
-    prepare = partial(_prepare, call, body, row_format, metadata)
-    rows, payload = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
-    if not rows:
-        return AppendedRows(0, False, [])
-    acknowledged = await call.components.streams.append(
-        LoadedTable(entry, metadata), payload, rows, who=call.principal.name, producer=producer
+    loaded = LoadedTable(entry, metadata)
+    dead_letters = await load_dead_letters(call, loaded)
+    streams = call.components.streams
+    preparation = RowPreparation(
+        metadata, streams.row_files, shards_of(loaded), is_envelope, rejects_rows=dead_letters is not None
     )
-    positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
-    return AppendedRows(rows, acknowledged.duplicate, positions)
+    prepare = partial(_prepare, call, body, row_format, preparation)
+    prepared = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
+    appends = [] if prepared.batches is None else [TableRows(loaded, prepared.batches)]
+    if prepared.rejected:
+        assert dead_letters is not None
+        now_ms, name = call.components.clock.now_ms(), None if producer is None else producer[0]
+        letters = dead_letters.pack(prepared.rejected, streams.row_files, now_ms=now_ms, producer=name)
+        appends.append(TableRows(dead_letters.loaded, letters))
+    if not appends:
+        return AppendedRows(0, False, [], 0)
+    named = None if producer is None else ProducerKey(call.principal.name, entry.uuid, *producer)
+    acknowledged = await streams.append(appends, named)
+    positions = [
+        RowPosition(place.shard.number, place.offset, place.end)
+        for place in acknowledged.positions
+        if place.shard.stream == entry.uuid
+    ]
+    return AppendedRows(prepared.count, acknowledged.duplicate, positions, len(prepared.rejected))
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
@@ -166,23 +198,28 @@ async def flush_rows(call: Call) -> FlushedRows:
     return FlushedRows(await call.components.streams.flush(entry.uuid) if entry.flushed else 0)
 
 
-def _prepare(call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata) -> tuple[int, bytes]:
-    """Return the number of rows and the rows as a payload of the log."""
-    rows_max, row_files = call.components.settings.stream_rows_limit, call.components.streams.row_files
+def _prepare(call: Call, body: bytes, row_format: RowFormat, preparation: RowPreparation) -> PreparedRows:
+    """Return the rows of a body for the log."""
+    rows_max = call.components.settings.stream_rows_limit
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
-        _check_size(batches, metadata)
-    else:
-        objects = decode_objects(body, row_format, rows_max=rows_max)
-        _check_columns(len(objects), metadata)
-        batches = [to_batch(objects, metadata.current_schema)]
-    conformed = [row_files.conform(batch, metadata) for batch in batches if batch.num_rows]
-    if not conformed:
-        return 0, b""
-    batch = conformed[0]
-    if len(conformed) > 1:
-        batch = pa.concat_batches(conformed)
-    return batch.num_rows, row_files.pack(batch, metadata)
+        _check_size(batches, preparation.metadata)
+        return preparation.prepare_arrow(batches)
+    rows = decode_rows(body, row_format, rows_max=rows_max)
+    _check_columns(len(rows), preparation.metadata)
+    return preparation.prepare_json(rows)
+
+
+def _read_envelope(query: Mapping[str, str]) -> bool:
+    """Return whether the rows are envelopes of Debezium.
+
+    Raises:
+        BadRequest: The envelope is unknown.
+    """
+    envelope = query.get("envelope", "none")
+    if envelope not in ("none", "debezium"):
+        raise BadRequest(f"envelope is {envelope[:40]!r}; it must be 'debezium' or 'none'")
+    return envelope == "debezium"
 
 
 def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:

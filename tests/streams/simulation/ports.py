@@ -28,7 +28,7 @@ from seamark.metaserver.log.memory import MemoryLog
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamProducer, StreamProducerState
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import FlushedRange
-from seamark.metaserver.streams.row_files import EncodedFile, RowSlice
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 
 T = TypeVar("T")
 
@@ -115,6 +115,8 @@ class Table:
 class Catalog:
     """Tables by their UUID. A commit is one transaction with compare-and-swap of the flushed offsets."""
 
+    key: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {}
         self.compares = True
@@ -149,6 +151,12 @@ class Catalog:
         table.files = (*table.files, *files)
         table.version += 1
 
+    def commit_keyed(
+        self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
+    ) -> None:
+        """Add files and deletes, and move offsets; only catalogs of keyed tables do."""
+        raise NotImplementedError
+
 
 class RemoteTables:
     """`StreamTables`, as a server sees the catalog."""
@@ -168,20 +176,35 @@ class RemoteTables:
             raise RetryLater("the database does not answer") from None
 
     async def commit(
-        self, entry: Entry, metadata: Any, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+        self,
+        entry: Entry,
+        metadata: Any,
+        files: Sequence[EncodedFile],
+        ranges: Sequence[FlushedRange],
+        deletes: EncodedDeletes | None = None,
     ) -> Entry:
         is_refused = self._rng.random() < self._network.faults.refused
 
         async def receive() -> None:
             if is_refused:
                 raise CommitConflict("another writer was first")
-            self._catalog.commit(entry.uuid, [file.location for file in files], ranges)
+            locations = [file.location for file in files]
+            if deletes is None:
+                self._catalog.commit(entry.uuid, locations, ranges)
+            else:
+                self._catalog.commit_keyed(entry, locations, ranges, deletes)
 
         try:
             await self._network.send(receive)
         except Lost:
             raise CommitUnknown("no answer to the commit") from None
         return entry
+
+    def key_of(self, metadata: Any) -> tuple[str, ...]:
+        return self._catalog.key
+
+    def stored_rows(self, entry: Entry, metadata: Any) -> Any:
+        return None  # the files of the simulation find rows in the metadata
 
 
 class Storage:

@@ -138,6 +138,7 @@ class World:
         self.started = 0
         self.uuid = ""
         self.appends_max = appends
+        self.log_limits = LOG_LIMITS
         self.appended: list[Append] = []
         self.reads = self.flushes = self.crashes = self.flushed_rows = 0
         self.durable_checks = 0
@@ -188,7 +189,7 @@ class World:
             await self._flush_all(process)
             return
         with suppress(LogUnavailable):
-            async with open_segments(self.disk, DelayedRunner(self, process), self.clock, LOG_LIMITS) as log:
+            async with open_segments(self.disk, DelayedRunner(self, process), self.clock, self.log_limits) as log:
                 process.log = log
                 await self._flush_all(process)
 
@@ -211,7 +212,7 @@ class World:
         if process.log is None or not process.is_alive:
             raise RetryLater("the server starts or has ended")
         if uuid not in process.tables:
-            tables = RemoteTables(self.network, self.catalog, self.rng)
+            tables = self.make_tables()
             entry, _ = await tables.load(uuid)
 
             async def run(work):
@@ -297,9 +298,16 @@ class World:
             },
         )
 
+    def _to_batch(self, rows: list[bytes]) -> Batch:
+        return Batch(len(rows), b"\n".join(rows))
+
+    def make_tables(self) -> RemoteTables:
+        """Return the tables of the catalog, as a server sees them."""
+        return RemoteTables(self.network, self.catalog, self.rng)
+
     async def _send(self, append: Append) -> bool:
         """Repeat an append until it is acknowledged; return False if its table is dropped."""
-        batches = {shard: Batch(len(rows), b"\n".join(rows)) for shard, rows in append.rows.items()}
+        batches = {shard: self._to_batch(rows) for shard, rows in append.rows.items()}
         while True:
             if append.uuid != self.uuid:
                 return False
@@ -354,7 +362,7 @@ class World:
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Return the rows of the table: those of the pointer and the fresh rows, as a plan of the server does."""
-        tables = RemoteTables(self.network, self.catalog, self.rng)
+        tables = self.make_tables()
 
         async def plan() -> tuple[tuple[str, ...], FreshRows]:
             await self.unpaused(process)
@@ -403,6 +411,13 @@ class World:
             if missing := [line for line in append.lines if line not in lines]:
                 raise Broken(f"acknowledged rows are lost: {missing[:5]}")
 
+    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+        """Check the table's files after the last flush."""
+        lines: Counter[bytes] = Counter()
+        for location in table.files:
+            lines.update(self.storage.objects[location].split(b"\n"))
+        self.check_read(lines, self.uuid, acknowledged)
+
     async def check_order(self, log: StreamLog) -> None:
         """Check that the rows of each producer are in the order of its numbers, in each shard."""
         for shard, state in log.shards().items():
@@ -429,10 +444,13 @@ class World:
             elif dice < 2 * self.faults.pause + self.faults.clock_jump:
                 random_clock_jump(self.clock, self.rng)
             elif dice < 0.5 and self.faults.lost:
-                table = self.catalog.tables[self.uuid]
-                table.version += 1
+                self.commit_beside()
             elif dice > 1 - self.faults.pause / 4:
                 self.create_table()
+
+    def commit_beside(self) -> None:
+        """Commit another change to the table."""
+        self.catalog.tables[self.uuid].version += 1
 
     async def run(self) -> None:
         """Run until all writers are done, then heal everything and check the contents."""
@@ -476,11 +494,8 @@ class World:
             else:
                 continue
             break
-        lines: Counter[bytes] = Counter()
-        for location in table.files:
-            lines.update(self.storage.objects[location].split(b"\n"))
         acknowledged = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
-        self.check_read(lines, self.uuid, acknowledged)
+        await self.check_table(table, acknowledged)
         log = self.live()[0].log
         assert log is not None
         with suppress(OffsetOutOfRange):  # retention goes on meanwhile

@@ -1,0 +1,281 @@
+"""Rows of keyed stream tables: the latest row of each key as files, and the deletes of the rows that it replaces.
+
+The rows that a new row replaces are in two places. Rows in the table's files are located as an upsert locates them
+(`write/row_locations.py`), in the snapshot on which the change is made. Rows in earlier fresh files are known by their
+hashes, which are kept in memory until the flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from seamark.connector.arrow.arrays import Longs, Mask
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.read.deleted_rows import Deletes, union_positions
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.streams.stored_files import MemoryStorage, ServerFiles, ServerStorage, StoredRows
+from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
+from seamark.connector.write.latest_rows import Rank, column_of, select_latest
+from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hashes_of, locate
+from seamark.connector.write.target import target_of
+from seamark.connector.write.upserts import read_scope
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.residuals import add_nan
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.hashing import Hashes
+from seamark.formats.runtime.errors import BadRequest
+
+DELETE = 2
+"""The kind of a row that deletes the row with its key (`RowKind` of the log)."""
+_FILES_BY_FILE_MAX = 64
+"""The maximum number of data files whose position deletes are in a file each, which plans name for that file alone."""
+
+
+class KeyHashes(NamedTuple):
+    """The 128-bit hashes of keys, in two halves: uint64[keys] each."""
+
+    high: Hashes
+    low: Hashes
+
+    def find(self, others: KeyHashes) -> Mask:
+        """Return whether each key is among `others`: bool[keys]."""
+        high, low = np.concatenate([others.high, self.high]), np.concatenate([others.low, self.low])
+        is_own = np.arange(len(high)) >= len(others.high)
+        order = np.lexsort((is_own, low, high))
+        first = np.ones(len(order), dtype=np.bool_)
+        first[1:] = (high[order[1:]] != high[order[:-1]]) | (low[order[1:]] != low[order[:-1]])
+        starts = np.flatnonzero(first)
+        runs = np.cumsum(first) - 1
+        has_other = ~is_own[order[starts]]
+        found = np.zeros(len(high), dtype=np.bool_)
+        found[order] = has_other[runs]
+        return found[len(others.high) :]
+
+
+class FileKeys(NamedTuple):
+    """A written file with the keys of its rows, in the order of the file. Rows without a key have no match."""
+
+    content: dict[str, Any]
+    hashes: KeyHashes
+
+
+@dataclass
+class KeyedRows:
+    """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
+
+    Attributes:
+        keys: The distinct keys of the rows, also of deleted rows.
+        located: A snapshot, and the rows in its files that have one of the keys.
+    """
+
+    keys: BatchKeys
+    hashes: KeyHashes
+    files: tuple[FileKeys, ...]
+    located: tuple[int | None, tuple[MatchedRows, ...]] | None = None
+
+
+class EncodedDeletes(NamedTuple):
+    """The deletes of the rows that keyed rows replace.
+
+    Attributes:
+        files: Locations and data of the files to store.
+        content_files: The ContentFiles of the delete files as JSON; several may be in one stored file.
+        removed: The delete files and the data files that the deletes replace: location and, for a deletion vector, its
+            offset.
+        scope: The filter of the rows that were read, as JSON; empty if none were read.
+    """
+
+    files: list[tuple[str, bytes]]
+    content_files: list[bytes]
+    removed: list[tuple[str, int | None]]
+    scope: bytes
+
+
+@dataclass
+class KeyColumns:
+    """The key of rows with several schemas, collected batch by batch."""
+
+    fields: tuple[Field, ...]
+    columns: list[list[pa.Array]] = field(default_factory=list)
+
+    def add(self, batch: pa.RecordBatch | pa.Table, schema: Schema) -> None:
+        self.columns.append(self.read(batch, schema))
+
+    def read(self, batch: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
+        """Return the key columns of rows with a schema of the table; a column that the schema lacks is null."""
+        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        arrays = []
+        for key_field in self.fields:
+            stored = schema.index.by_id.get(key_field.id)
+            column = pa.chunked_array([pa.nulls(table.num_rows)]) if stored is None else table.column(stored.name)
+            arrays.append(column_of(pa.table({key_field.name: column}), key_field))
+        return arrays
+
+    def concatenate(self) -> list[pa.Array]:
+        return [pa.concat_arrays(column) for column in zip(*self.columns, strict=True)]
+
+
+def key_fields(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]:
+    """Return the fields of the key columns in the current schema."""
+    return tuple(find_key_fields(metadata.current_schema, key))
+
+
+def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
+    return KeyHashes(*hashes_of(fields, columns))
+
+
+def are_complete(columns: Sequence[pa.Array]) -> Mask:
+    """Return whether each row has a value in all key columns: bool[rows]."""
+    complete = np.ones(len(columns[0]), dtype=np.bool_)
+    for column in columns:
+        complete &= column.is_valid().to_numpy(zero_copy_only=False)
+    return complete
+
+
+class LatestRows(NamedTuple):
+    """The rows of a stream that stay when later rows have replaced earlier rows.
+
+    Attributes:
+        keys: The distinct keys of all rows.
+        hashes: Their hashes.
+        stays: Whether each row is written to a file: bool[rows].
+    """
+
+    keys: BatchKeys
+    hashes: KeyHashes
+    stays: Mask
+
+
+def select_rows(fields: Sequence[Field], columns: Sequence[pa.Array], kinds: bytes) -> LatestRows:
+    """Return the latest row of each key.
+
+    A row without a complete key stays. Such rows were accepted before the table had this key.
+
+    Args:
+        fields: The key.
+        columns: The key columns of all rows, in the order of the log.
+        kinds: The kind of each row.
+    """
+    complete = are_complete(columns)
+    keyed = np.flatnonzero(complete)
+    keyed_columns = [column.take(pa.array(keyed)) for column in columns]
+    hashes = hash_keys(fields, keyed_columns)
+    latest = select_latest(hashes, Rank.of(None, None, len(keyed)))
+    stays = ~complete
+    stays[keyed[latest]] = True
+    stays &= np.frombuffer(kinds, dtype=np.uint8) != DELETE
+    chosen = pa.array(latest)
+    keys = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
+    return LatestRows(keys, KeyHashes(hashes.high[latest], hashes.low[latest]), stays)
+
+
+def hash_file(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
+    """Return the hashes of the keys of a file's rows. A row without a complete key has a hash that no key has."""
+    hashes = hash_keys(fields, columns)
+    complete = are_complete(columns)
+    if complete.all():
+        return hashes
+    # A null key is never looked up: `KeyedRows.hashes` has complete keys only, and a hash of 128 zero bits is as
+    # improbable as any collision of two hashes.
+    return KeyHashes(np.where(complete, hashes.high, np.uint64(0)), np.where(complete, hashes.low, np.uint64(0)))
+
+
+def encode_deletes(
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
+) -> EncodedDeletes:
+    """Return the deletes of the rows that keyed rows replace in the current snapshot, and in files of earlier parts.
+
+    Args:
+        parts: The keyed rows, in order. The rows of a part replace those of parts before it.
+        metadata: The table's metadata.
+        stored: Finds rows in the current snapshot.
+        folder: The folder of fresh files. If it is None, the deletes are for a commit, which also removes data files
+            without remaining rows.
+
+    Raises:
+        BadRequest: The rows cannot be located or deleted.
+    """
+    server = ServerFiles(stored)
+    storage = ServerStorage({}, "", stored, server.sizes_bytes)
+    opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
+    deleted = [*_delete_stored(parts, opened, server, is_commit=folder is None), *_delete_fresh(parts)]
+    target = replace(target_of(metadata, memory := MemoryStorage()), indexes=())
+    if folder is not None and len(deleted) <= _FILES_BY_FILE_MAX:
+        target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
+    written = write_deletes(target, deleted, Deletes(storage, metadata))
+    rename: Callable[[str], str] = (lambda path: path) if folder is None else (lambda path: _move(path, folder))
+    return EncodedDeletes(
+        [(rename(location), memory.data(location)) for location in memory.written],
+        [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in written.files],
+        [(file["file-path"], file.get("content-offset")) for file in written.removed],
+        _encode_scope(parts[0].keys, opened) if folder is None else b"",
+    )
+
+
+def _encode_scope(keys: BatchKeys, opened: OpenTable) -> bytes:
+    """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
+    return msgspec.json.encode(expression_json(add_nan(read_scope(keys, opened)))) if keys.count else b""
+
+
+def _move(path: str, folder: str) -> str:
+    return f"{folder}/{path.rpartition('/')[2]}"
+
+
+def _delete_stored(
+    parts: Iterable[KeyedRows], opened: OpenTable, server: ServerFiles, *, is_commit: bool
+) -> list[DeletedRows]:
+    """Return the rows in the table's files that have one of the keys."""
+    by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
+    for part in parts:
+        if part.located is None or part.located[0] != opened.snapshot_id:
+            part.located = opened.snapshot_id, locate(server, opened, part.keys).files
+        for rows in part.located[1]:
+            by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
+    return [
+        DeletedRows(
+            path,
+            rows.task.spec_id,
+            rows.task.file.get("partition") or (),
+            union_positions(*positions),
+            rows.task.deletes,
+            rows.task.records if is_commit else None,
+        )
+        for path, (rows, positions) in by_path.items()
+    ]
+
+
+def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
+    """Return the rows in files of parts that a later part replaces."""
+    deleted = []
+    for number, part in enumerate(parts[:-1]):
+        later = [other.hashes for other in parts[number + 1 :]]
+        replacing = KeyHashes(*(np.concatenate(halves) for halves in zip(*later, strict=True)))
+        for file in part.files:
+            positions = np.flatnonzero(file.hashes.find(replacing))
+            if len(positions):
+                content = file.content
+                deleted.append(
+                    DeletedRows(
+                        content["file-path"], content.get("spec-id", 0), content.get("partition") or (), positions
+                    )
+                )
+    return deleted
+
+
+def check_key(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]:
+    """Return the fields of a key.
+
+    Raises:
+        BadRequest: A column cannot be a key column.
+    """
+    try:
+        return key_fields(metadata, key)
+    except Unwritable as error:
+        raise BadRequest(f"The key of the stream table is not valid: {error}") from None

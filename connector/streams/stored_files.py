@@ -1,0 +1,152 @@
+"""The table's files, as the server gives them to the code that locates the rows of a keyed stream table.
+
+The server plans and looks up in its own process, and reads files by its own object store. So no request, no token and
+no key of a storage is needed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from seamark.connector.client.names import Name
+from seamark.connector.client.storage import LocalPath, Storage
+from seamark.connector.client.values import At
+from seamark.connector.write.row_locations import KeyAnswer
+from seamark.formats.runtime.errors import SeamarkError
+
+
+class StoredRows(Protocol):
+    """The part of the server that finds stored rows (`metaserver/streams/stored_rows.py`). Safe for any thread."""
+
+    def plan(self, body: Mapping[str, Any]) -> bytes: ...
+    def lookup(self, keys: pa.Table, index: str) -> KeyAnswer: ...
+    def read(self, location: str, start: int = 0, length: int | None = None) -> bytes: ...
+
+
+class ServerFiles:
+    """Plans and looks up rows of one snapshot as a `SeamarkClient` does, by calls of the server.
+
+    Attributes:
+        sizes_bytes: The sizes of the files of the plans.
+    """
+
+    def __init__(self, stored: StoredRows) -> None:
+        self._stored = stored
+        self.sizes_bytes: dict[str, int] = {}
+
+    def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        page = msgspec.json.decode(self._stored.plan(body))
+        files = [*(task["data-file"] for task in page["file-scan-tasks"]), *page.get("delete-files", ())]
+        self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
+        yield page
+
+    def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
+        return self._stored.lookup(keys, index)
+
+
+@dataclass(frozen=True)
+class ServerStorage(Storage):
+    """Reads the files of plans by the server's object store.
+
+    Attributes:
+        sizes_bytes: The sizes of the files.
+    """
+
+    stored: StoredRows | None = None
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def open_input_file(self, location: str) -> pa.NativeFile:
+        assert self.stored is not None
+        return pa.PythonFile(_ObjectFile(self.stored, location, self.sizes_bytes[location]), mode="r")
+
+    def read(self, location: str) -> memoryview:
+        assert self.stored is not None
+        with _raise_os_errors(location):
+            return memoryview(self.stored.read(location))
+
+    def is_local(self, location: str) -> bool:
+        return False
+
+    def local_path(self, location: str) -> LocalPath | None:
+        return None
+
+
+@contextmanager
+def _raise_os_errors(location: str) -> Iterator[None]:
+    """Raise errors of the object store as file systems do."""
+    try:
+        yield
+    except SeamarkError as error:
+        raise OSError(f"{location}: {error.message}") from error
+
+
+class _ObjectFile(io.RawIOBase):
+    """An immutable object as a file that can be read at any position."""
+
+    def __init__(self, stored: StoredRows, location: str, size_bytes: int) -> None:
+        super().__init__()
+        self._stored = stored
+        self._location = location
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size_bytes - self._position)
+        length = left if size is None or size < 0 else min(size, left)
+        if not length:
+            return b""
+        with _raise_os_errors(self._location):
+            data = self._stored.read(self._location, self._position, length)
+        self._position += len(data)
+        return data
+
+
+@dataclass(frozen=True)
+class MemoryStorage(Storage):
+    """Storage that keeps written files in memory.
+
+    Attributes:
+        written: The files, by location.
+    """
+
+    written: dict[str, pa.BufferOutputStream] = field(default_factory=dict)
+
+    def open_output_stream(self, location: str) -> pa.NativeFile:
+        stream = self.written[location] = pa.BufferOutputStream()
+        return stream
+
+    def local_path(self, location: str) -> LocalPath | None:
+        return None
+
+    def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
+        stream = self.open_output_stream(location)
+        return sum(stream.write(part) for part in parts)
+
+    def delete(self, location: str) -> None:
+        """Remove the file from memory: it was never stored."""
+        self.written.pop(location, None)
+
+    def data(self, location: str) -> bytes:
+        """Return the bytes of a written file."""
+        return bytes(self.written[location].getvalue())

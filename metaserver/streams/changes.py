@@ -1,0 +1,256 @@
+"""Rows with a kind: what a row does to the row with the same key. Pure.
+
+A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the
+field `op` states it, `before` and `after` have the row. Both are read into a `RowChange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.log.port import RowKind
+
+KIND_FIELD = "_op"
+KINDS = {kind.name.lower(): kind for kind in RowKind}
+_ENVELOPE_FIELDS = frozenset(("before", "after", "op"))
+_UNAVAILABLE = "__debezium_unavailable_value"
+"""In place of a large value that an update has not changed."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DEBEZIUM_KINDS = {"c": RowKind.INSERT, "r": RowKind.INSERT, "u": RowKind.UPDATE, "d": RowKind.DELETE}
+
+
+class RowChange(NamedTuple):
+    """A row of a request.
+
+    Attributes:
+        kind: What the row does; None if the request does not state it.
+        values: The values by column.
+    """
+
+    kind: RowKind | None
+    values: Mapping[str, Any]
+
+
+def read_plain(row: Any, *, has_kind: bool) -> list[RowChange]:
+    """Return a JSON row with its kind.
+
+    Args:
+        row: The decoded JSON.
+        has_kind: Whether the field `_op` is the kind, and no column of the table.
+
+    Raises:
+        BadRequest: The row is no object, or its kind is unknown.
+    """
+    if not isinstance(row, dict):
+        raise BadRequest(f"is {show_json(row)}, and not an object with the columns")
+    if not has_kind or KIND_FIELD not in row:
+        return [RowChange(None, row)]
+    return [RowChange(parse_kind(row[KIND_FIELD]), {name: row[name] for name in row if name != KIND_FIELD})]
+
+
+def parse_kind(value: Any) -> RowKind | None:
+    """Return the kind that a row states.
+
+    Raises:
+        BadRequest: There is no such kind.
+    """
+    if value is None:
+        return None
+    kind = KINDS.get(value) if isinstance(value, str) else None
+    if kind is None:
+        raise BadRequest(f"has the {KIND_FIELD} {show_json(value)}; it has to be one of {', '.join(KINDS)}")
+    return kind
+
+
+def read_debezium(message: Any, key: Sequence[str]) -> list[RowChange]:
+    """Return the changes of an envelope: none for a tombstone, and two for an update of the key.
+
+    Args:
+        message: The decoded JSON of the message's value, with or without `schema` and `payload`.
+        key: The names of the key columns; empty for a table without a key.
+
+    Raises:
+        BadRequest: The message is no envelope, or its change cannot be applied.
+    """
+    if message is None:
+        return []
+    converters: Mapping[str, Callable[[Any], Any]] = {}
+    envelope = message
+    if isinstance(message, dict) and "payload" in message and message.keys() <= {"schema", "payload"}:
+        envelope = message["payload"]
+        converters = _read_converters(message.get("schema"))
+        if envelope is None:
+            return []
+    if not isinstance(envelope, dict) or not envelope.keys() & _ENVELOPE_FIELDS or "op" not in envelope:
+        raise BadRequest(f"is {show_json(message)}, and not an envelope of Debezium with op, before and after")
+    op = envelope["op"]
+    kind = _DEBEZIUM_KINDS.get(op) if isinstance(op, str) else None
+    if kind is None:
+        if op == "m":  # A message of the database's log, which is about no row.
+            return []
+        raise BadRequest(f"has the op {show_json(op)}; only c, r, u and d change rows. Truncate the table by a commit")
+    before, after = (_read_image(envelope, name, converters) for name in ("before", "after"))
+    if kind is RowKind.DELETE:
+        if before is None:
+            raise BadRequest("deletes a row and has no before; set the table's replica identity so that it has the key")
+        # A deleted row is found by its key. Other columns may be missing or have no value.
+        return [RowChange(kind, {name: before[name] for name in before if name in key} if key else before)]
+    if after is None:
+        raise BadRequest(f"has the op {op} and no after")
+    changes = [RowChange(kind, after)]
+    if kind is RowKind.UPDATE and before is not None and key and all(name in before for name in key):
+        old = {name: before[name] for name in key}
+        if any(old[name] is not None and old[name] != after.get(name) for name in key):
+            changes.insert(0, RowChange(RowKind.DELETE, old))
+    return changes
+
+
+def _read_image(
+    envelope: Mapping[str, Any], name: str, converters: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Any] | None:
+    image = envelope.get(name)
+    if image is None:
+        return None
+    if not isinstance(image, dict):
+        raise BadRequest(f"has the {name} {show_json(image)}, and not an object with the columns")
+    if unavailable := [column for column, value in image.items() if value == _UNAVAILABLE]:
+        raise BadRequest(
+            f"lacks the value of {unavailable[0]}, which the database did not send again; set the table's replica "
+            "identity to FULL"
+        )
+    try:
+        return {
+            column: converters[column](value) if column in converters and value is not None else value
+            for column, value in image.items()
+        }
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"has a value in {name} that does not fit the schema of its message: {error}") from None
+
+
+def _read_converters(schema: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions from Debezium's values to JSON rows, by column, from the schema of a message."""
+    converters: dict[str, Callable[[Any], Any]] = {}
+    if not isinstance(schema, dict):
+        return converters
+    for image in _list_objects(schema.get("fields")):
+        if image.get("field") not in ("before", "after"):
+            continue
+        for column in _list_objects(image.get("fields")):
+            name, kind = column.get("field"), column.get("name")
+            if isinstance(name, str) and (converter := _find_converter(kind, column)) is not None:
+                converters[name] = converter
+    return converters
+
+
+def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """Return the function for a semantic type of Debezium or Kafka Connect; None if the value needs none."""
+    if kind == "org.apache.kafka.connect.data.Decimal":
+        parameters = column.get("parameters")
+        scale = int(parameters.get("scale", 0)) if isinstance(parameters, dict) else 0
+        return lambda value: _read_decimal(value, scale)
+    if column.get("type") == "bytes":
+        return lambda value: msgspec.convert(value, bytes).hex()
+    return _CONVERTERS.get(kind) if isinstance(kind, str) else None
+
+
+def _read_decimal(value: Any, scale: int) -> Any:
+    """Return a decimal as text. Debezium sends its unscaled value as bytes in base64, or text as it is configured."""
+    if not isinstance(value, str):
+        return value
+    unscaled = int.from_bytes(msgspec.convert(value, bytes), "big", signed=True)
+    digits = str(abs(unscaled)).rjust(scale + 1, "0")
+    sign = "-" if unscaled < 0 else ""
+    return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
+
+
+def _at(value: Any, **unit: float) -> datetime:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{show_json(value)} is not a number")
+    ((name, factor),) = unit.items()
+    return _EPOCH + timedelta(**{name: value * factor})
+
+
+def _timestamp(moment: datetime) -> str:
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds")
+
+
+def _nanoseconds(value: Any) -> str:
+    seconds, rest = divmod(int(value), 1_000_000_000)
+    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{rest:09d}"
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),
+        lambda value: _at(value, days=1).date().isoformat(),
+    ),
+    **dict.fromkeys(
+        ("io.debezium.time.Timestamp", "org.apache.kafka.connect.data.Timestamp"),
+        lambda value: _timestamp(_at(value, milliseconds=1)),
+    ),
+    "io.debezium.time.MicroTimestamp": lambda value: _timestamp(_at(value, microseconds=1)),
+    "io.debezium.time.NanoTimestamp": _nanoseconds,
+    **dict.fromkeys(
+        ("io.debezium.time.Time", "org.apache.kafka.connect.data.Time"),
+        lambda value: _at(value, milliseconds=1).time().isoformat(timespec="microseconds"),
+    ),
+    "io.debezium.time.MicroTime": lambda value: _at(value, microseconds=1).time().isoformat(timespec="microseconds"),
+}
+"""By the semantic type; other values have the form of JSON rows already."""
+
+
+def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | None] | None]:
+    """Return the rows without their column `_op`, and their kinds; None without this column.
+
+    Raises:
+        BadRequest: A kind is unknown; the message names the row.
+    """
+    place = batch.schema.get_field_index(KIND_FIELD)
+    if place < 0:
+        return batch, None
+    kinds = []
+    for number, value in enumerate(batch.column(place).to_pylist()):
+        try:
+            kinds.append(parse_kind(value))
+        except BadRequest as error:
+            raise BadRequest(f"Row {number} {error.message}") from None
+    names = [name for name in batch.schema.names if name != KIND_FIELD]
+    return batch.select(names), kinds
+
+
+def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row: int = 0) -> bytes:
+    """Return the kinds for the log, one byte for each row; empty for a table without a key.
+
+    A row of a keyed table that states no kind replaces the row with its key.
+
+    Raises:
+        BadRequest: The table has no key, and a row does more than insert; the message names the row.
+    """
+    if not key:
+        for number, kind in enumerate(kinds):
+            if kind not in (None, RowKind.INSERT):
+                raise BadRequest(
+                    f"Row {first_row + number} has the kind {kind.name.lower()}, and the table has no key; only "
+                    "inserts are possible. Set seamark.stream.key, or identifier fields"
+                )
+        return b""
+    return bytes(RowKind.UPDATE if kind is None else kind for kind in kinds)
+
+
+def show_json(value: Any) -> str:
+    """Return a value as short JSON, for messages."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+_SHOWN_CHARACTERS = 100

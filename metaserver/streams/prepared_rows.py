@@ -1,0 +1,210 @@
+"""Prepares the rows of a request for the log: their kinds, the table's columns, their shards. Pure but for `RowFiles`.
+
+Rows that do not fit refuse the whole request. If the table has a dead-letter table, they are rejected one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.log.port import Batch, RowKind
+from seamark.metaserver.streams.changes import (
+    KIND_FIELD,
+    RowChange,
+    encode_kinds,
+    read_debezium,
+    read_plain,
+    take_kinds,
+)
+from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.rows import RejectedRow, to_batch
+
+
+class PreparedRows(NamedTuple):
+    """Rows for the log.
+
+    Attributes:
+        count: The number of rows that fit.
+        batches: These rows: of a table without a key as one batch, else by shard; None without rows.
+        rejected: The rows that do not fit, in their order.
+    """
+
+    count: int
+    batches: Batch | Mapping[int, Batch] | None
+    rejected: list[RejectedRow]
+
+
+class _Conformed(NamedTuple):
+    """Rows with the table's columns and, for a table with a key, the kind of each row."""
+
+    rows: pa.RecordBatch
+    kinds: bytes
+
+
+@dataclass(frozen=True)
+class RowPreparation:
+    """How the rows of one request are prepared.
+
+    Attributes:
+        metadata: The table's metadata.
+        row_files: Conforms and packs rows.
+        shards: The number of shards of the table.
+        is_envelope: Whether JSON rows are envelopes of Debezium.
+        rejects_rows: Whether rows that do not fit are rejected one by one. Else they refuse the request.
+    """
+
+    metadata: TableMetadata
+    row_files: RowFiles
+    shards: int
+    is_envelope: bool = False
+    rejects_rows: bool = False
+
+    def prepare_json(self, decoded: Sequence[Any]) -> PreparedRows:
+        """Prepare JSON rows.
+
+        Args:
+            decoded: The rows of `decode_rows`.
+
+        Raises:
+            BadRequest: A row does not fit; the message has its number, the column and the value.
+        """
+        key = key_of(self.metadata)
+        has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
+        changes: list[RowChange] = []
+        sources: list[int] = []
+        rejected: dict[int, str] = {}
+        for number, row in enumerate(decoded):
+            try:
+                if isinstance(row, RejectedRow):
+                    raise BadRequest(row.reason)
+                found = read_debezium(row, key) if self.is_envelope else read_plain(row, has_kind=has_kind)
+                encode_kinds([change.kind for change in found], key, number)
+            except BadRequest as error:
+                if not self.rejects_rows:
+                    message = error.message if error.message.startswith("Row ") else f"Row {number} {error.message}"
+                    raise BadRequest(message) from None
+                rejected[number] = error.message
+                continue
+            changes += found
+            sources += [number] * len(found)
+
+        def conform(rows: Sequence[int]) -> _Conformed:
+            chosen = [changes[row] for row in rows]
+            kinds = encode_kinds([change.kind for change in chosen], key)
+            batch = to_batch([change.values for change in chosen], self.metadata.current_schema)
+            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
+
+        conformed, reasons = self._conform(conform, len(changes))
+        if reasons:
+            # A message with several changes is rejected as a whole.
+            rejected |= {sources[row]: reason for row, reason in reasons.items()}
+            accepted = [row for row in range(len(changes)) if sources[row] not in rejected]
+            conformed = [conform(accepted)] if accepted else []
+        letters = [RejectedRow(_to_text(decoded[number]), rejected[number]) for number in sorted(rejected)]
+        return self._pack(conformed, key, letters)
+
+    def prepare_arrow(self, batches: Sequence[pa.RecordBatch]) -> PreparedRows:
+        """Prepare Arrow rows.
+
+        Raises:
+            BadRequest: A row does not fit; the message has the column and the values.
+        """
+        if self.is_envelope:
+            raise BadRequest("Envelopes of Debezium are JSON; send them as application/json or application/x-ndjson")
+        key = key_of(self.metadata)
+        has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
+        parts: list[_Conformed] = []
+        letters: list[RejectedRow] = []
+        first = 0
+        for batch in batches:
+            if batch.num_rows:
+                stated: Sequence[RowKind | None] | None
+                rows, stated = take_kinds(batch) if has_kind else (batch, None)
+                kinds = encode_kinds(stated or [None] * batch.num_rows, key, first)
+                conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
+                parts += conformed
+                letters += [
+                    RejectedRow(_to_text(batch.slice(row, 1).to_pylist()[0]), reason)
+                    for row, reason in sorted(reasons.items())
+                ]
+            first += batch.num_rows
+        return self._pack(parts, key, letters)
+
+    def _conform(self, conform: Any, count: int) -> tuple[list[_Conformed], dict[int, str]]:
+        """Conform rows; find those that do not fit by halving, if they are rejected one by one.
+
+        Returns:
+            The rows that fit, in order, and the reasons of the others by their numbers.
+        """
+        conformed: list[_Conformed] = []
+        reasons: dict[int, str] = {}
+
+        def search(rows: range) -> None:
+            if not rows:
+                return
+            try:
+                conformed.append(conform(rows))
+            except BadRequest as error:
+                if not self.rejects_rows:
+                    raise
+                if len(rows) == 1:
+                    reasons[rows[0]] = error.message.removeprefix("Row 0, ")
+                    return
+                middle = len(rows) // 2
+                search(rows[:middle])
+                search(rows[middle:])
+
+        search(range(count))
+        return conformed, reasons
+
+    def _pack(self, parts: Sequence[_Conformed], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
+        if not parts:
+            return PreparedRows(0, None, letters)
+        rows = pa.concat_batches([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
+        kinds = b"".join(part.kinds for part in parts)
+        if not key:
+            return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
+        shards = pa.array(
+            [0] * rows.num_rows if self.shards == 1 else self.row_files.shards(rows, self.metadata, key, self.shards)
+        )
+        batches = {}
+        for shard in sorted(pc.unique(shards).to_pylist()):
+            chosen = pc.equal(shards, shard)
+            part = rows.filter(chosen)
+            packed = self.row_files.pack(part, self.metadata, key)
+            of_shard = bytes(kind for kind, is_chosen in zip(kinds, chosen.to_pylist(), strict=True) if is_chosen)
+            batches[shard] = Batch(part.num_rows, packed, of_shard)
+        return PreparedRows(rows.num_rows, batches, letters)
+
+
+@dataclass(frozen=True)
+class _ArrowRows:
+    """Arrow rows of one batch, and their kinds."""
+
+    preparation: RowPreparation
+    rows: pa.RecordBatch
+    kinds: bytes
+    key: Sequence[str]
+
+    def conform(self, numbers: range) -> _Conformed:
+        first, end = numbers[0], numbers[-1] + 1
+        kinds = self.kinds[first:end]
+        rows = self.rows.slice(first, end - first)
+        preparation = self.preparation
+        return _Conformed(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
+
+
+def _to_text(row: Any) -> str:
+    """Return a row as it was sent, or as JSON."""
+    if isinstance(row, RejectedRow):
+        return row.raw
+    return msgspec.json.encode(row, enc_hook=str).decode()

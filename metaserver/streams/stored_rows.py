@@ -1,0 +1,138 @@
+"""Finds stored rows by key for flushes and fresh files, in one snapshot of a table, by the planner and record indexes.
+
+The code that locates rows is the connector's, as for upserts, and runs in a thread. It calls `StoredRows`, which runs
+the server's part on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.index.files.indexes import Indexes
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
+from seamark.metaserver.planner.rows.record_lookup import Locator
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes
+from seamark.metaserver.planner.scan.request import PinnedRequest, ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.model import Entry
+
+T = TypeVar("T")
+
+
+class FoundRows(NamedTuple):
+    """The rows that a record index has for keys.
+
+    Attributes:
+        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`.
+        uncovered: The live files that the index does not cover; they may have more rows.
+        undecided: The number of rows that may be deleted.
+    """
+
+    rows: pa.Table
+    uncovered: tuple[str, ...]
+    undecided: int
+
+    @property
+    def uncovered_files(self) -> int:
+        return len(self.uncovered)
+
+
+class RowSearch:
+    """Opens `StoredRows`. Belongs to one event loop."""
+
+    def __init__(
+        self, planner: Planner, objects: ObjectStore, indexes: Indexes, usage: Usage, clock: Clock, decoded_bytes: int
+    ) -> None:
+        self.planner = planner
+        self.objects = objects
+        self.locator = Locator(IndexResolver(indexes), RowDeletes(objects, decoded_bytes), usage, clock)
+
+    def open(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+        """Return the rows of the current snapshot. Call it on the event loop."""
+        return StoredRows(self, entry, metadata, asyncio.get_running_loop())
+
+
+class StoredRows:
+    """The stored rows of the current snapshot of a table. Every method blocks, and runs in any other thread."""
+
+    def __init__(
+        self, search: RowSearch, entry: Entry, metadata: TableMetadata, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._search = search
+        self._entry = entry
+        self._metadata = metadata
+        self._loop = loop
+
+    def plan(self, body: Mapping[str, Any]) -> bytes:
+        """Return the scan tasks for a filter, as a page of a plan.
+
+        Args:
+            body: The PlanTableScanRequest of the connector, of which the filter is read.
+        """
+        request = PinnedRequest(
+            snapshot_id=self._metadata.current_snapshot_id,
+            schema_id=self._metadata.current_schema_id,
+            filter_json=encode_json(body["filter"]) if "filter" in body else b"",
+            residuals=False,
+        )
+        bound = request.bind(self._metadata)
+        scan = self._run(self._search.planner.plan(bound, self._entry))
+        writer = ScanTaskWriter(scan, form=TaskForm(residuals=False))
+        tasks = b"".join(writer.tasks(scan.entry_ids))
+        deletes = b"".join(writer.delete_files())
+        return b'{"file-scan-tasks":[' + tasks + b'],"delete-files":[' + deletes + b"]}"
+
+    def lookup(self, keys: pa.Table, index: str) -> FoundRows:
+        """Return the rows that a record index has for keys, and the files that it does not cover."""
+        definition = read_definitions(self._metadata).by_name[index]
+        arrays, _ = arrays_of(definition.terms, keys)
+        columns = keys_of_arrays(definition.terms, arrays)
+        return self._run(self._lookup(columns, index))
+
+    async def _lookup(self, columns: Any, index: str) -> FoundRows:
+        definition = read_definitions(self._metadata).by_name[index]
+        request = ScanRequest(snapshot_id=self._metadata.current_snapshot_id)
+        scan = await self._search.planner.bind_and_plan(self._metadata, request)
+        located = await self._search.locator.locate(scan, definition, columns, None, self._entry)
+        hit = np.unique(located.data_file)
+        numbers = np.searchsorted(hit, located.data_file).astype(np.int32)
+        paths = pa.array(_paths_at(scan.view, hit), pa.string())
+        rows = pa.table(
+            {
+                "key": pa.array(located.query),
+                "file_path": pa.DictionaryArray.from_arrays(pa.array(numbers), paths),
+                "position": pa.array(located.position),
+                "undecided": pa.array(located.undecided),
+            }
+        )
+        undecided = int(np.count_nonzero(located.undecided))
+        return FoundRows(rows, tuple(_paths_at(scan.view, located.uncovered)), undecided)
+
+    def read(self, location: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return an object or a part of it."""
+        objects = self._search.objects
+        return self._run(objects.read(location) if length is None else objects.read_range(location, start, length))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _paths_at(view: TableView, positions: Any) -> list[str]:
+    """Return the paths of the data files at these positions in the view. The positions are ascending."""
+    texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
+    return [(text or b"").decode("utf-8", "replace") for text in texts]

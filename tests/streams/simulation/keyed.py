@@ -1,0 +1,273 @@
+"""A simulated world with a keyed table: later rows replace earlier ones, flushes delete rows, compactions move them.
+
+A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: what a reader sees is the
+replay of the log up to the offsets of its plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from seamark.formats.runtime.errors import CommitConflict, NoSuchTable, RetryLater
+from seamark.metaserver.log.port import Batch, RowKind, Shard, StreamLog
+from seamark.metaserver.log.segments import SegmentLimits
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
+from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
+from tests.streams.simulation.ports import Catalog, LineFiles, Storage, Table
+from tests.streams.simulation.world import SHARDS, Append, Broken, Process, World
+
+KEYS_PER_SHARD = 3
+KEEPS_LOG = SegmentLimits(segment_bytes=1500)
+
+
+class KeyedSnapshot(NamedTuple):
+    """The files of a table with their deleted rows, at one version."""
+
+    version: int
+    files: Mapping[str, frozenset[int]]
+
+
+@dataclass
+class KeyedTable(Table):
+    deleted: dict[str, frozenset[int]] = field(default_factory=dict)
+    """The deleted rows by file."""
+    commits: set[Any] = field(default_factory=set)
+    """The flushes that were committed."""
+
+    @property
+    def snapshot(self) -> KeyedSnapshot:
+        none: frozenset[int] = frozenset()
+        return KeyedSnapshot(self.version, {file: self.deleted.get(file, none) for file in self.files})
+
+
+class KeyedCatalog(Catalog):
+    """Tables whose commits delete rows. Deletes of another version of the table are refused."""
+
+    key = ("key",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compares_versions = True
+
+    def entry(self, uuid: str) -> tuple[Entry, Any]:
+        entry, _ = super().entry(uuid)
+        return entry, self._table(uuid).snapshot
+
+    def _table(self, uuid: str) -> KeyedTable:
+        table = self.tables[uuid]
+        assert isinstance(table, KeyedTable)
+        return table
+
+    def commit_keyed(
+        self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
+    ) -> None:
+        table = self._table(entry.uuid)
+        if table.is_dropped:
+            raise NoSuchTable(f"no table {entry.uuid}")
+        commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
+        if commit in table.commits:  # the same commit arrived before, and a conflict would be a wrong answer
+            return
+        if self.compares and any(table.flushed[moved.shard] != moved.start for moved in ranges):
+            raise CommitConflict("the offsets have moved")
+        if self.compares_versions and entry.metadata_location != f"v{table.version}":
+            raise CommitConflict("rows were changed or moved")
+        table.commits.add(commit)
+        for moved in ranges:
+            table.flushed[moved.shard] = moved.end
+        table.files = (*table.files, *files)
+        for file, positions in _decode(deletes).items():
+            table.deleted[file] = table.deleted.get(file, frozenset()) | positions
+        table.version += 1
+
+
+class KeyLines(NamedTuple):
+    """The keys of consecutive rows, and the key of each row of their files."""
+
+    keys: frozenset[bytes]
+    files: Mapping[str, Sequence[bytes]]
+
+
+def _decode(deletes: EncodedDeletes) -> dict[str, frozenset[int]]:
+    return {file: frozenset(positions) for file, positions in json.loads(deletes.content_files[0]).items()}
+
+
+def key_of_line(line: bytes) -> bytes:
+    return line.removeprefix(b"-").partition(b"=")[0]
+
+
+class KeyedFiles(LineFiles):
+    """`RowFiles` for rows that are lines with a key."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__()
+        self._storage = storage
+
+    def encode_keyed(
+        self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
+    ) -> tuple[list[EncodedFile], KeyLines]:
+        latest: dict[bytes, bytes] = {}
+        for part in rows:
+            for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
+                latest[key_of_line(line)] = line
+        lines = [line for line in latest.values() if not line.startswith(b"-")]
+        files = []
+        if lines:
+            self._count += 1
+            files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
+        keys = [key_of_line(line) for line in lines]
+        return files, KeyLines(frozenset(latest), {file.location: keys for file in files})
+
+    def encode_deletes(
+        self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored: Any, folder: str | None
+    ) -> EncodedDeletes:
+        keys = frozenset().union(*(part.keys for part in parts))
+        deleted: dict[str, list[int]] = {}
+        for file, gone in metadata.files.items():
+            lines = self._storage.objects[file].split(b"\n")
+            deleted[file] = [
+                number for number, line in enumerate(lines) if number not in gone and key_of_line(line) in keys
+            ]
+        for place, part in enumerate(parts):
+            later = frozenset().union(*(other.keys for other in parts[place + 1 :]))
+            for file, file_keys in part.files.items():
+                deleted[file] = [number for number, key in enumerate(file_keys) if key in later]
+        content = json.dumps({file: positions for file, positions in deleted.items() if positions})
+        return EncodedDeletes([], [content.encode()], [], b"all rows")
+
+
+def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return the latest row of each key."""
+    rows: dict[bytes, bytes] = {}
+    for line in lines:
+        if line.startswith(b"-"):
+            rows.pop(key_of_line(line), None)
+        else:
+            rows[key_of_line(line)] = line
+    return rows
+
+
+class KeyedWorld(World):
+    """A world whose table has a key."""
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(seed, **options)
+        self.catalog = KeyedCatalog()
+        self.files = KeyedFiles(self.storage)
+        self.log_limits = KEEPS_LOG
+        self.compactions = self.replays = 0
+        self._offsets: dict[tuple[int, str], Mapping[int, int]] = {}
+        # The model is the log, so nothing is removed from it.
+        self.shared_log.trim = lambda: None
+
+    def create_table(self) -> None:
+        super().create_table()
+        self.catalog.tables[self.uuid] = KeyedTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
+
+    def _make(self, producer: str, uuid: str, sequence: int) -> Append:
+        append = super()._make(producer, uuid, sequence)
+        for shard, lines in append.rows.items():
+            append.rows[shard] = [
+                b"%sk%d.%d=%s" % (self.rng.choice((b"", b"", b"-")), shard, self.rng.randrange(KEYS_PER_SHARD), line)
+                for line in lines
+            ]
+        return append
+
+    def _to_batch(self, rows: list[bytes]) -> Batch:
+        kinds = bytes(RowKind.DELETE if line.startswith(b"-") else RowKind.UPDATE for line in rows)
+        return Batch(len(rows), b"\n".join(rows), kinds)
+
+    def commit_beside(self) -> None:
+        """Rewrite the remaining rows to another file, as a compaction does."""
+        table = self.catalog.tables[self.uuid]
+        assert isinstance(table, KeyedTable)
+        lines = list(self._live_lines(table.snapshot.files))
+        self.compactions += 1
+        table.version += 1
+        table.files = ()
+        if lines:
+            file = f"data/compacted-{self.compactions}"
+            self.storage.objects[file] = b"\n".join(lines)
+            table.files = (file,)
+
+    def _live_lines(self, files: Mapping[str, frozenset[int]]) -> Iterable[bytes]:
+        for file, deleted in files.items():
+            for number, line in enumerate(self.storage.objects[file].split(b"\n")):
+                if number not in deleted:
+                    yield line
+
+    async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
+        """Compare the rows of a plan with the replay of the log up to its offsets; return none."""
+        required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
+        tables = self.make_tables()
+
+        async def plan() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
+            await self.unpaused(process)
+            for _ in range(5):
+                table = await self.table(process, uuid)
+                entry, snapshot = await tables.load(uuid)
+                with suppress(FlushedBefore):
+                    fresh = await table.fresh(entry.parse_flushed_offsets())
+                    files = dict(snapshot.files)
+                    files |= {file.location: frozenset() for part in fresh.parts for file in part.files}
+                    if keyed := [part.keyed for part in fresh.parts]:
+                        deletes = await table.store_deletes(keyed, entry, snapshot, fresh=True)
+                        for file, positions in _decode(deletes).items():
+                            if file not in files:
+                                raise Broken(f"a plan deletes rows of {file}, which is not in it")
+                            files[file] |= positions
+                    return files, fresh
+            raise RetryLater("flushed again and again")
+
+        files, fresh = await self.call(process, plan)
+        await self._check_durable(uuid, fresh.offsets)
+        last = self._offsets.get((process.number, uuid), {})
+        if any(offset < last.get(shard, 0) for shard, offset in fresh.offsets.items()):
+            raise Broken(f"a reader went back: from {last} to {fresh.offsets}")
+        self._offsets[process.number, uuid] = fresh.offsets
+        if missing := [file for file in files if file not in self.storage.objects]:
+            raise Broken(f"a plan names {missing[0]}, which is gone")
+        lines = list(self._live_lines(files))
+        log = self.shared_log if self.is_fleet else process.log
+        if process.is_alive and log is not None:
+            await self._compare(log, uuid, fresh.offsets, lines, required)
+        return Counter()
+
+    async def _compare(
+        self, log: StreamLog, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]
+    ) -> None:
+        """Check that rows are the replay of the log up to these offsets, and that the log has these appends."""
+        logged: list[bytes] = []
+        for number, end in offsets.items():
+            at = 0
+            while at < end:
+                for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
+                    logged += record.batch.payload.split(b"\n")
+                    at = record.end
+        self.replays += 1
+        keys = Counter(map(key_of_line, lines))
+        if repeated := [key for key, count in keys.items() if count > 1]:
+            raise Broken(f"a key has several rows: {[line for line in lines if key_of_line(line) in repeated]}")
+        expected = replay(logged)
+        if set(lines) != set(expected.values()):
+            raise Broken(
+                f"the rows are not the replay of the log: {sorted(set(lines) - set(expected.values()))[:3]} are there, "
+                f"{sorted(set(expected.values()) - set(lines))[:3]} are not"
+            )
+        if lost := [line for append in required for line in append.lines if line not in logged]:
+            raise Broken(f"acknowledged rows are lost: {lost[:5]}")
+
+    def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
+        """Check nothing: `_read` has compared the rows with the log."""
+
+    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+        assert isinstance(table, KeyedTable)
+        log = self.shared_log if self.is_fleet else self.live()[0].log
+        assert log is not None
+        await self._compare(log, table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)

@@ -1,0 +1,100 @@
+"""Rows that do not fit a stream table are in its dead-letter table with the reason, and all others in the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.streams import ENABLED
+from tests.streams.test_rows_over_http import ARROW, LINES, SCHEMA, Stream, arrow_body, create, streaming
+
+LETTERS = Schema(
+    NestedField(1, "raw", StringType(), required=True),
+    NestedField(2, "reason", StringType(), required=True),
+    NestedField(3, "time", TimestamptzType()),
+    NestedField(4, "producer", StringType()),
+    NestedField(5, "table", StringType()),
+)
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
+        yield stream
+
+
+async def create_letters(stream: Stream, schema: Schema = LETTERS, **properties: str) -> None:
+    await asyncio.to_thread(
+        stream.catalog.create_table, "db.t_errors", schema, properties={ENABLED: "true", **properties}
+    )
+
+
+async def read_letters(stream: Stream) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
+
+
+async def test_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
+    await create_letters(stream)
+    lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
+    status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
+    assert (status, answer["rows"], answer["rejected"]) == (200, 2, 5)
+    assert await stream.ids() == [1, 4]
+    letters = await read_letters(stream)
+    assert [letter["raw"].encode() for letter in letters] == lines[1:6]
+    assert {(letter["producer"], letter["table"]) for letter in letters} == {("p", "db.t")}
+    assert all(letter["time"] is not None for letter in letters)
+    reasons = ("not a valid long", "not valid JSON", "the column 'town'", "not an object", "id is required")
+    for letter, reason in zip(letters, reasons, strict=True):
+        assert reason in letter["reason"]
+        assert not letter["reason"].startswith("Row")
+    status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
+    assert answer["duplicate"]
+    assert len(await read_letters(stream)) == 5
+
+
+async def test_arrow_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
+    await create_letters(stream)
+    ids = pa.array([1, None, 3], pa.int64())
+    status, answer = await stream.send(arrow_body(id=ids, name=["a", "b", "c"]), ARROW)
+    assert (status, answer["rows"], answer["rejected"]) == (200, 2, 1)
+    assert await stream.ids() == [1, 3]
+    assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
+
+
+async def test_dead_letter_table_that_cannot_take_rows_refuses_the_request(stream: Stream) -> None:
+    async def reason() -> str:
+        status, text = await stream.refused(b'[{"id": 1}, {"id": "x"}]')
+        assert status == 400
+        return text
+
+    assert "db.t_errors does not exist" in await reason()
+    await create_letters(stream, Schema(NestedField(1, "raw", StringType())))
+    assert "has no column reason" in await reason()
+    await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
+    wrong = Schema(NestedField(1, "raw", IntegerType()), NestedField(2, "reason", StringType()))
+    await create_letters(stream, wrong)
+    assert "the column raw of another type than string" in await reason()
+    await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
+    await create_letters(stream, Schema(*LETTERS.fields, NestedField(6, "more", LongType(), required=True)))
+    assert "more is required" in await reason()
+    await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
+    await create_letters(stream, **{ENABLED: "false"})
+    assert "is not a stream table" in await reason()
+    assert await stream.ids() == []
+
+
+async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={DEAD_LETTER_TABLE: "errors"})
+        status, text = await stream.refused(b'[{"id": 1}]')
+        assert (status, "name a table with its namespace" in text) == (400, True)

@@ -1,0 +1,136 @@
+"""Keyed tables in a simulated world: a reader sees the replay of the log. Mutations show that each check works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
+from tests.seeds import first_seed
+from tests.streams.simulation.keyed import KeyedCatalog, KeyedWorld
+from tests.streams.simulation.loop import run_simulated
+from tests.streams.simulation.ports import RemoteTables
+from tests.streams.simulation.world import Broken
+
+QUICK_SEEDS = 60
+SLOW_SEEDS = 5_000
+MUTATION_SEEDS = 300
+"""The seeds in which the simulation has to find a mutation."""
+
+
+def run_world(seed: int, **options) -> KeyedWorld:
+    """Run one world to its end."""
+    world = KeyedWorld(seed, **options)
+    try:
+        run_simulated(world.clock, world.run())
+    except Exception as error:
+        error.add_note(f"seed {seed}; run_world({seed}) repeats it")
+        raise
+    return world
+
+
+def test_readers_see_the_replay_of_the_log() -> None:
+    worlds = [run_world(seed, appends=4) for seed in range(first_seed(), first_seed() + QUICK_SEEDS)]
+    assert sum(world.replays for world in worlds) > 10 * QUICK_SEEDS
+    assert sum(world.crashes for world in worlds) > QUICK_SEEDS / 2
+    assert sum(world.compactions for world in worlds) > QUICK_SEEDS / 2
+    assert sum(world.flushed_rows for world in worlds) > 20 * QUICK_SEEDS
+    assert {world.is_fleet for world in worlds} == {False, True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_readers_see_the_replay_of_the_log_in_many_worlds() -> None:
+    for seed in range(first_seed(), first_seed() + SLOW_SEEDS):
+        run_world(seed, appends=20)
+
+
+def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
+    """A flush adds rows and keeps the rows that they replace."""
+    commit = RemoteTables.commit
+
+    async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None):
+        empty = None if deletes is None else deletes._replace(content_files=[b"{}"])
+        return await commit(tables, entry, metadata, files, ranges, empty)
+
+    patch.setattr(RemoteTables, "commit", add)
+
+
+def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
+    """A flush deletes rows in files that a compaction has replaced meanwhile."""
+    commit_keyed = KeyedCatalog.commit_keyed
+
+    def commit(catalog: KeyedCatalog, *args) -> None:
+        catalog.compares_versions = False
+        commit_keyed(catalog, *args)
+
+    patch.setattr(KeyedCatalog, "commit_keyed", commit)
+
+
+def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
+    """Of two rows with a key, the earlier row stays."""
+    slices = StreamTable._slices
+    patch.setattr(StreamTable, "_slices", lambda table, *args: slices(table, *args)[::-1])
+
+
+def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
+    """An earlier fresh file deletes rows of a later one."""
+    fresh = StreamTable.fresh
+
+    async def reverse(table: StreamTable, flushed) -> FreshRows:
+        rows = await fresh(table, flushed)
+        return rows._replace(parts=rows.parts[::-1])
+
+    patch.setattr(StreamTable, "fresh", reverse)
+
+
+def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
+    """The deletes of a plan are for the files of the table's last pointer but one."""
+    store = StreamTable.store_deletes
+    earlier: dict[StreamTable, object] = {}
+
+    async def stale(table: StreamTable, keyed, entry, metadata, *, fresh: bool):
+        last, earlier[table] = earlier.get(table, metadata), metadata
+        return await store(table, keyed, entry, last if fresh else metadata, fresh=fresh)
+
+    patch.setattr(StreamTable, "store_deletes", stale)
+
+
+def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
+    """The last append of a range of offsets is in no file."""
+    slices = StreamTable._slices
+
+    def drop(table: StreamTable, *args):
+        rows = slices(table, *args)
+        return rows[:-1] or rows
+
+    patch.setattr(StreamTable, "_slices", drop)
+
+
+MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
+    (flush_without_deletes, "a key has several rows", 1),
+    (commit_deletes_of_an_older_version, "a key has several rows|not the replay", 1),
+    (take_earlier_rows_for_later_ones, "not the replay", 1),
+    (order_fresh_parts_backwards, "not the replay", 1),
+    (locate_rows_of_an_earlier_pointer, "a key has several rows|not the replay|which is not in it", 1),
+    (forget_the_last_append, "not the replay", 1),
+]
+"""What breaks, how the simulation says so, and from which seed on it is found soon."""
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expected", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
+)
+def test_the_simulation_finds(
+    mutate: Callable[[pytest.MonkeyPatch], None], expected: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    for seed in range(first, first + MUTATION_SEEDS):
+        try:
+            run_world(seed)
+        except Broken as error:
+            assert re.search(expected, str(error)), error  # noqa: PT017
+            return
+    pytest.fail("the simulation does not find it")

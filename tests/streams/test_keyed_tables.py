@@ -1,0 +1,273 @@
+"""Keyed stream tables over HTTP, read by stock PyIceberg: the latest row of each key, before and after flushes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+)
+
+import seamark
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.compaction import compact
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.streams import SHARDS
+from tests.seeds import examples, first_seed
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "name", StringType(), required=True),
+    NestedField(3, "town", StringType()),
+    identifier_field_ids=[1],
+)
+VERSIONS = ("2", "3")
+
+
+@pytest.fixture(params=VERSIONS)
+async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={"format-version": request.param})
+        yield stream
+
+
+async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
+    """The names by id that stock PyIceberg reads."""
+
+    def scan() -> pa.Table:
+        options = {"row_filter": where} if where else {}
+        return stream.catalog.load_table("db.t").scan(**options).to_arrow()
+
+    rows = (await asyncio.to_thread(scan)).to_pylist()
+    names = {row["id"]: row["name"] for row in rows}
+    assert len(names) == len(rows), "a key has several rows"
+    return names
+
+
+async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"})
+    assert await read(stream) == {1: "c", 2: "b"}
+    await stream.flush()
+    assert await read(stream) == {1: "c", 2: "b"}
+    await stream.post({"id": 2, "name": "d"}, {"id": 3, "name": "e"})
+    assert await read(stream) == {1: "c", 2: "d", 3: "e"}
+    assert await read(stream, "name = 'b'") == {}
+    await stream.post({"id": 2, "name": "f"})
+    assert await read(stream) == {1: "c", 2: "f", 3: "e"}
+    await stream.flush()
+    assert await read(stream) == {1: "c", 2: "f", 3: "e"}
+    await stream.post({"id": 2, "name": "g"}, {"id": 1, "_op": "delete"})
+    for _ in range(2):
+        assert await read(stream) == {2: "g", 3: "e"}
+        await stream.flush()
+
+
+async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=debezium") -> Any:
+    lines = b"\n".join(json.dumps(message).encode() for message in messages)
+    status, answer = await stream.send(lines, LINES, query)
+    assert status == 200, answer
+    return answer
+
+
+def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
+    return {"op": op, "before": before, "after": after, "source": {"table": "t"}, "ts_ms": 1}
+
+
+async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stream) -> None:
+    await send_changes(
+        stream,
+        change("r", after={"id": 1, "name": "a"}),
+        {"payload": change("c", after={"id": 2, "name": "b"})},
+        change("u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}),
+        change("d", {"id": 2, "name": "b"}),
+        None,
+        {"schema": {"type": "struct", "fields": []}, "payload": change("c", after={"id": 3, "name": "d"})},
+        change("u", {"id": 3, "name": "d"}, {"id": 4, "name": "d"}),
+        {"op": "m", "message": {}},
+    )
+    for _ in range(2):
+        assert await read(stream) == {1: "c", 4: "d"}
+        await stream.flush()
+
+
+async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_path: Path) -> None:
+    types = {"price": DecimalType(9, 2), "at": TimestampType(), "day": DateType(), "raw": BinaryType()}
+    fields = [NestedField(number, name, kind) for number, (name, kind) in enumerate(types.items(), 2)]
+    schema = Schema(NestedField(1, "id", LongType(), required=True), *fields, identifier_field_ids=[1])
+    columns = [
+        {"field": "id", "type": "int64"},
+        {
+            "field": "price",
+            "type": "bytes",
+            "name": "org.apache.kafka.connect.data.Decimal",
+            "parameters": {"scale": "2"},
+        },
+        {"field": "at", "type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+        {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+        {"field": "raw", "type": "bytes"},
+    ]
+    after = {"id": 1, "price": "+yc=", "at": 1_769_860_800_000_001, "day": 20_484, "raw": "AP8="}
+    message = {"schema": {"fields": [{"field": "after", "fields": columns}]}, "payload": change("c", after=after)}
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema)
+        await send_changes(stream, message)
+        (row,) = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+    assert {name: str(value) for name, value in row.items()} == {
+        "id": "1",
+        "price": "-12.41",
+        "at": "2026-01-31 12:00:00.000001",
+        "day": "2026-01-31",
+        "raw": str(b"\x00\xff"),
+    }
+
+
+async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: Stream) -> None:
+    async def reason(message: Any, query: str = "?envelope=debezium") -> str:
+        status, text = await stream.refused(json.dumps([message]).encode(), query=query)
+        assert status == 400
+        return text
+
+    assert 'Row 0 has the op "t"' in await reason(change("t"))
+    assert "not an envelope of Debezium" in await reason({"id": 1, "name": "a"})
+    assert "has no before" in await reason(change("d"))
+    assert "has the op u and no after" in await reason(change("u", {"id": 1}))
+    assert "replica identity" in await reason(change("u", after={"id": 1, "name": "__debezium_unavailable_value"}))
+    assert "the before [1]" in await reason(change("d", [1]))
+    assert "envelope is 'avro'" in await reason(change("c"), "?envelope=avro")
+    assert 'Row 0 has the _op "upsert"' in await reason({"id": 1, "name": "a", "_op": "upsert"}, "")
+    assert "Row 0 has no value in the column id" in await reason({"_op": "delete"}, "")
+    assert "column name is required" in await reason({"id": 1, "_op": "update"}, "")
+    status, text = await stream.refused(arrow_body(id=[1], name=["a"], _op=["merge"]), ARROW)
+    assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
+    assert await read(stream) == {}
+
+
+async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
+    await stream.send(arrow_body(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
+    names = pa.array([None, "d", "e"], pa.string())
+    status, _ = await stream.send(arrow_body(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
+    assert status == 200
+    assert await read(stream) == {2: "d", 3: "c", 4: "e"}
+
+
+async def test_table_without_key_takes_inserts_only(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={KEY: ""})
+        await stream.post({"id": 1, "name": "a", "_op": "insert"}, {"id": 1, "name": "b"})
+        assert await stream.ids() == [1, 1]
+        for kind in ("update", "delete"):
+            body = json.dumps([{"id": 1, "name": "a"}, {"id": 1, "name": "a", "_op": kind}]).encode()
+            status, text = await stream.refused(body)
+            assert (status, f"Row 1 has the kind {kind}, and the table has no key" in text) == (400, True)
+
+
+async def test_invalid_key_is_refused_with_the_column(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={KEY: "id, city"})
+        status, text = await stream.refused(b'[{"id": 1, "name": "a"}]')
+        assert (status, "names the column 'city'" in text) == (400, True)
+
+
+async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
+        towns = ["x", "y", "z"]
+        for turn in range(3):
+            await stream.post(
+                *({"id": number, "town": town, "name": f"{turn}"} for number in range(5) for town in towns)
+            )
+            if turn == 1:
+                await stream.flush()
+        await stream.post({"id": 0, "town": "x", "_op": "delete"})
+        rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+        assert sorted((row["id"], row["town"], row["name"]) for row in rows) == sorted(
+            (number, town, "2") for number in range(5) for town in towns if (number, town) != (0, "x")
+        )
+
+
+async def test_table_that_gets_a_key_replaces_rows_that_wait(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA, properties={KEY: ""})
+        await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+        assert await read(stream) == {1: "a", 2: "b"}
+
+        def set_key(names: str) -> None:
+            with stream.catalog.load_table("db.t").transaction() as change:
+                change.set_properties({KEY: names})
+
+        await asyncio.to_thread(set_key, "id")
+        await stream.post({"id": 1, "name": "c"})
+        assert await read(stream) == {1: "c", 2: "b"}
+        await stream.post({"id": 2, "_op": "delete"})
+        await asyncio.to_thread(set_key, "")
+        await stream.post({"id": 4, "name": "e"})
+        for _ in range(2):
+            assert await read(stream) == {1: "c", 4: "e"}
+            await stream.flush()
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged=2)))
+async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
+    """Writers, corrections by batch writers, flushes, compactions, indexes and restarts, in a random order."""
+    rng = Random(seed)
+    model: dict[int, str] = {}
+    number = 0
+    properties = {"format-version": rng.choice(VERSIONS), SHARDS: rng.choice(("1", "3"))}
+    properties |= {"write.merge.mode": rng.choice(("merge-on-read", "copy-on-write"))}
+    properties |= rng.choice(({}, {"seamark.index.ids": "record(id)"}))
+    partition = PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "bucket"))
+    spec = {"partition_spec": partition} if rng.random() < 0.5 else {}
+    for life in range(3):
+        async with streaming(tmp_path) as stream:
+            client = IndexClient(stream.server.url)
+            if not life:
+                await create(stream, SCHEMA, properties=properties, **spec)
+            for _ in range(12):
+                step = rng.choice(("write", "write", "write", "read", "read", "flush", "upsert", "delete", "compact"))
+                if step == "write":
+                    rows: list[dict[str, Any]] = []
+                    for _ in range(rng.randint(1, 8)):
+                        number += 1
+                        key = rng.randint(0, 30)
+                        if rng.random() < 0.25:
+                            rows.append({"id": key, "_op": "delete"})
+                            model.pop(key, None)
+                        else:
+                            rows.append({"id": key, "name": f"n{number}"})
+                            model[key] = f"n{number}"
+                    await stream.post(*rows)
+                elif step == "flush":
+                    if stream.server.components.streams.tables:
+                        await stream.flush()
+                elif step == "upsert":
+                    number += 1
+                    corrected = {rng.randint(0, 30): f"n{number}" for _ in range(3)}
+                    table = pa.table({"id": list(corrected), "name": list(corrected.values())})
+                    await asyncio.to_thread(seamark.upsert, client, ("db", "t"), table, keys=["id"])
+                    model |= corrected
+                elif step == "delete":
+                    key = rng.randint(0, 30)
+                    await asyncio.to_thread(seamark.delete, client, ("db", "t"), where=f"id = {key}")
+                    model.pop(key, None)
+                elif step == "compact":
+                    await asyncio.to_thread(compact, client, "db.t")
+                else:
+                    assert await read(stream) == model
+            assert await read(stream) == model
