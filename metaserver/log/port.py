@@ -166,6 +166,13 @@ class StreamLog(Protocol):
     failed and must be opened again.
     """
 
+    @property
+    def identity(self) -> str:
+        """The identity of the log. Offsets are positions in one log, so another log has another identity."""
+
+    async def catch_up(self) -> None:
+        """Wait until the watermarks contain every append that was acknowledged before the call, by any process."""
+
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
 

@@ -24,7 +24,7 @@ from seamark.formats.runtime.errors import (
     RetryLater,
     SeamarkError,
 )
-from seamark.metaserver.log.memory import MemoryLog
+from tests.log.memory import MemoryLog
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamProducer, StreamProducerState
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import FlushedRange

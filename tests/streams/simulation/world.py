@@ -23,7 +23,7 @@ from seamark.formats.runtime.errors import (
     SeamarkError,
     StreamRemoved,
 )
-from seamark.metaserver.log.memory import MemoryLog
+from tests.log.memory import MemoryLog
 from seamark.metaserver.log.port import Batch, StreamLog, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segments
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
