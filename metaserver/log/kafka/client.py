@@ -125,7 +125,9 @@ class KafkaBroker:
         }
         self._producer = self._make_producer()
         self._admin = AdminClient({**self._base})
-        self._follower = self._make_consumer()
+        self._follower = self._make_consumer(fetch_wait_ms=500)
+        # Not the follower: its connection answers nothing else while a fetch waits for records.
+        self._ranges = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []
         self._threads = ThreadPoolExecutor(READERS + 1, thread_name_prefix="kafka-read")
@@ -149,7 +151,12 @@ class KafkaBroker:
             }
         )
 
-    def _make_consumer(self) -> Consumer:
+    def _make_consumer(self, *, fetch_wait_ms: int = 5) -> Consumer:
+        """Return a consumer.
+
+        Args:
+            fetch_wait_ms: How long the cluster keeps a fetch that finds no records. The next assignment waits for it.
+        """
         return Consumer(
             {
                 **self._base,
@@ -158,6 +165,7 @@ class KafkaBroker:
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "check.crcs": True,
+                "fetch.wait.max.ms": fetch_wait_ms,
                 "fetch.error.backoff.ms": 50,
                 "queued.max.messages.kbytes": _READ_AHEAD_KB,
             }
@@ -185,7 +193,7 @@ class KafkaBroker:
         if self._following is not None:
             self._following.join()
         self._threads.shutdown()
-        for consumer in (self._follower, *self._open_readers):
+        for consumer in (self._follower, self._ranges, *self._open_readers):
             consumer.close()
         self._producer.purge()
         self._producer.close()
@@ -363,7 +371,7 @@ class KafkaBroker:
     async def journal_range(self) -> JournalRange:
         place = TopicPartition(self._address.journal, 0)
         return JournalRange(
-            *await self._run(partial(self._follower.get_watermark_offsets, place, timeout=_TIMEOUT_S, cached=False))
+            *await self._run(partial(self._ranges.get_watermark_offsets, place, timeout=_TIMEOUT_S, cached=False))
         )
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
