@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 
@@ -244,6 +244,14 @@ class StreamLog(Protocol):
 
     async def remove(self, stream: str) -> None:
         """Remove a stream with all rows, durably. During the retention the log refuses appends to the stream."""
+
+
+@runtime_checkable
+class SharedLog(StreamLog, Protocol):
+    """A log to which several processes append."""
+
+    def unreleased_bytes(self, stream: str) -> int:
+        """Return the bytes of the rows of a stream that are in no data file, of all processes."""
 
 
 def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None, *, limit_bytes: int) -> None:

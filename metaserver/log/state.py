@@ -302,9 +302,7 @@ class Group:
             SequenceGap: The append does not follow the last append of the producer.
             TooManyRequests: The producer is new, and there are too many producers.
         """
-        sizes = {
-            shard: BatchSize(batch.rows, len(batch.payload), len(batch.kinds)) for shard, batch in batches.items()
-        }
+        sizes = {shard: BatchSize(batch.rows, len(batch.payload), len(batch.kinds)) for shard, batch in batches.items()}
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
@@ -318,9 +316,7 @@ class Group:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         entry = AppendEntry(
             self.time_ms,
-            tuple(
-                BatchEntry(shard.stream, shard.number, self._end(shard), *size) for shard, size in sizes.items()
-            ),
+            tuple(BatchEntry(shard.stream, shard.number, self._end(shard), *size) for shard, size in sizes.items()),
             *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
         )
         self.entries.append(entry)

@@ -103,6 +103,7 @@ class StreamTable:
         *,
         fresh_folder: str,
         run_in_thread: RunInThread = asyncio.to_thread,
+        logged_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Open the table in the state of its pointer.
 
@@ -116,6 +117,7 @@ class StreamTable:
             limits: The limits.
             fresh_folder: The location of the folder for fresh files.
             run_in_thread: Runs the encoding of rows.
+            logged_bytes: Returns the bytes of the rows that are not flushed, if the log knows those of all processes.
         """
         self.uuid = entry.uuid
         self._log = log
@@ -137,6 +139,9 @@ class StreamTable:
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
         self.appending_bytes = 0
+        self._logged_bytes = logged_bytes
+        self.keeps_rows = True
+        """Whether rows that this process appends stay in memory. Another owner reads them from the log."""
 
     @property
     def shards(self) -> int:
@@ -149,8 +154,9 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the rows in memory."""
-        return self.appending_bytes + sum(blocks.size_bytes for blocks in self._blocks.values())
+        """The bytes of the rows that are not flushed: in memory, or in the log where a flush has to read them."""
+        kept_bytes = sum(blocks.size_bytes for blocks in self._blocks.values())
+        return self.appending_bytes + max(kept_bytes, self._logged_bytes())
 
     @property
     def oldest_ms(self) -> int | None:
@@ -183,7 +189,7 @@ class StreamTable:
             )
         finally:
             self.appending_bytes -= size_bytes
-        if not acknowledged.duplicate:
+        if not acknowledged.duplicate and self.keeps_rows:
             now_ms = self._clock.now_ms()
             for position in acknowledged.positions:
                 number = position.shard.number
@@ -202,6 +208,7 @@ class StreamTable:
         Raises:
             FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
         """
+        await self._log.catch_up()
         asked = self.watermarks()
         async with self._fresh_lock:
             self._observe(flushed)
@@ -277,6 +284,7 @@ class StreamTable:
             CommitUnknown: The outcome is unknown. The next flush finds it out.
         """
         async with self._flush_lock:
+            await self._log.catch_up()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
             cut = self.watermarks()
@@ -305,6 +313,11 @@ class StreamTable:
             self._advance({moved.shard: moved.end for moved in ranges})
             await self._release()
             return sum(moved.end - moved.start for moved in ranges)
+
+    async def follow(self) -> None:
+        """Drop the rows that the owner of the table has flushed."""
+        entry, _ = await self._tables.load(self.uuid)
+        self._advance(entry.parse_flushed_offsets())
 
     async def _release(self) -> None:
         """Allow the log to remove flushed rows; a failure only delays that."""

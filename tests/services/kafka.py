@@ -1,4 +1,4 @@
-"""An Apache Kafka broker: one process that is also its own controller (KRaft), from the jars that `make services` copies."""
+"""An Apache Kafka broker: one process that is also its controller (KRaft), from jars that `make services` copies."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ UNITS = {
         "tests/gateway/test_engines.py::test_spark_",
         "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
+    "Kafka": ("tests/log/test_kafka.py", "tests/streams/test_fleet.py", "tests/streams/test_kafka_chaos.py"),
     "Java's planner": (
         "tests/planner/test_oracle.py",
         "tests/planner/test_lake.py",
@@ -37,7 +38,7 @@ UNITS = {
         "tests/planner/indexes/test_indexed_oracle.py",
     ),
 }
-SESSIONS = {"spark", "trino_lake"}
+SESSIONS = {"spark", "trino_lake", "kafka"}
 """Fixtures that start a JVM for the session.
 
 Only tests of the units may use them, because each further process would start

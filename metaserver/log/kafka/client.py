@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +30,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, CommitUnknown, LogUnavailable, OffsetOutOfRange
+from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
+from seamark.metaserver.log.kafka.address import KafkaAddress
 from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
 from seamark.metaserver.log.port import Shard
@@ -46,39 +46,8 @@ _FOLLOWED_MAX = 1000
 _READ_AHEAD_KB = 16 << 10
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
-_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KafkaAddress:
-    """The place of a log in a Kafka cluster.
-
-    Attributes:
-        servers: The addresses host:port, comma-separated.
-        prefix: The beginning of the names of all topics of the log.
-        properties: Further properties of the client, such as those of TLS and SASL.
-    """
-
-    servers: str
-    prefix: str
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def journal(self) -> str:
-        """The topic of the journal."""
-        return f"{self.prefix}.journal"
-
-    def topic_of(self, stream: str) -> str:
-        """Return the topic of a stream.
-
-        Raises:
-            BadRequest: The name of the stream cannot be a part of the name of a topic.
-        """
-        if not _NAME_CHARS.issuperset(stream) or len(stream) > 100:
-            raise BadRequest(f"The stream {stream!r} cannot be the name of a Kafka topic; use letters, digits, . and -")
-        return f"{self.prefix}.rows.{stream}"
 
 
 class _Writes:
@@ -254,7 +223,9 @@ class KafkaBroker:
     async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
         """Return the descriptions of the topics that exist."""
         described = self._admin.describe_topics(TopicCollection(list(topics)))
-        answers = {topic: await self._ended(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()}
+        answers = {
+            topic: await self._ended(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
+        }
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
     async def _ended(self, future: Future[T], *expected: int) -> T | None:

@@ -2,8 +2,8 @@
 
 A replica first writes rows to the partitions of their shards. It then writes one record to the journal, which names
 these rows by Kafka's offsets. The rows exist from that record on. Every replica reads the whole journal and applies its
-records in the same order to the same state (`journal_state.py`), so all replicas have the same offsets of rows, the same
-producers and the same removed streams. A replica answers an append after it has read its own record again.
+records in the same order to the same state (`journal_state.py`). So all replicas have the same offsets of rows, the
+same producers and the same removed streams. A replica answers an append after it has read its own record again.
 
 A record depends on nothing but the records before it: its times and limits are values in the record.
 """
@@ -178,7 +178,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_RECORD = msgspec.msgpack.Decoder(JournalRecord)
+_RECORD: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
 _HEAD = msgspec.msgpack.Decoder(Head)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import structs
 
@@ -53,6 +54,8 @@ class JournalState:
         self._batches: dict[Shard, list[StoredBatch]] = {}
         """The batches that can be read, ascending."""
         self._first_records: dict[Shard, int] = {}
+        self._unreleased: dict[str, int] = {}
+        """The bytes of the batches that are not released, by stream."""
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
         """Apply the next group; return the outcome of each request."""
@@ -72,7 +75,7 @@ class JournalState:
                     group.remove(request.stream)
                     self._drop(request.stream)
                 case ReleaseRequest():
-                    self.state.release({Shard(stream, number): offset for stream, number, offset in request.offsets})
+                    self._release({Shard(stream, number): offset for stream, number, offset in request.offsets})
                 case TrimRequest():
                     self._trim(request, group.time_ms)
         except SeamarkError as error:
@@ -97,6 +100,7 @@ class JournalState:
         for entry in group.entries:
             assert isinstance(entry, AppendEntry)
             for batch, stored in zip(entry.batches, request.batches, strict=True):
+                self._count_unreleased(batch.stream, batch.size_bytes)
                 self._batches.setdefault(batch.shard, []).append(
                     StoredBatch(
                         batch.offset,
@@ -111,7 +115,26 @@ class JournalState:
                 )
         return answer
 
+    def _release(self, offsets: Mapping[Shard, int]) -> None:
+        before = self.state.released_offsets()
+        self.state.release(offsets)
+        for shard in offsets.keys() & before.keys():
+            batches, released = self.batches(shard), self.state.shards[shard].released
+            first = bisect.bisect_right(batches, before[shard], key=lambda batch: batch.end)
+            last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
+            self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
+
+    def _count_unreleased(self, stream: str, size_bytes: int) -> None:
+        self._unreleased[stream] = self._unreleased.get(stream, 0) + size_bytes
+        if not self._unreleased[stream]:
+            del self._unreleased[stream]
+
+    def unreleased_bytes(self, stream: str) -> int:
+        """Return the bytes of the batches of a stream that are not released."""
+        return self._unreleased.get(stream, 0)
+
     def _drop(self, stream: str) -> None:
+        self._unreleased.pop(stream, None)
         for shard in [shard for shard in self._batches if shard.stream == stream]:
             del self._batches[shard]
         for shard in [shard for shard in self._first_records if shard.stream == stream]:
@@ -196,15 +219,19 @@ class JournalState:
         self._first_records = {
             Shard(each.stream, each.number): each.first_record for each in head.shards if each.first_record
         }
+        for shard, batches in self._batches.items():
+            released = self.state.shards[shard].released
+            self._count_unreleased(shard.stream, sum(batch.size_bytes for batch in batches if batch.end > released))
 
     def check_invariants(self) -> None:
         """Check, for tests, that the batches of each shard end at its watermark and have no gap."""
         self.state.check_invariants()
         for shard, batches in self._batches.items():
             summary = self.state.shards[shard]
-            for before, after in zip(batches, batches[1:], strict=False):
+            for before, after in pairwise(batches):
                 assert before.end == after.offset, (shard, before, after)
             assert not batches or batches[0].offset <= summary.start < batches[0].end, shard
+            assert shard.stream not in self._unreleased or self._unreleased[shard.stream] > 0
             assert (batches[-1].end if batches else summary.start) == summary.watermark, shard
 
 

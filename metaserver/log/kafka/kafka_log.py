@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
+import msgspec
 import structlog
 
 from seamark.formats.runtime.clock import Clock
@@ -65,6 +67,7 @@ from seamark.metaserver.log.waiting import Waiters
 
 RECORD_BYTES_MAX = 900_000
 """The maximum size of a record. Larger batches are in several records: a broker accepts 1 MB by default."""
+RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 _EVER = 1 << 62
 APPEND_SHARDS_MAX = 2000
 """The maximum number of shards of an append, so that a group of the journal is one record."""
@@ -119,7 +122,8 @@ class _Waiting:
 class KafkaLog:
     """A `StreamLog` in Kafka. Belongs to one event loop; use `open_kafka_log`."""
 
-    def __init__(self, broker: Broker, clock: Clock, limits: KafkaLimits) -> None:
+    def __init__(self, broker: Broker, clock: Clock, limits: KafkaLimits, run_in_thread: RunInThread) -> None:
+        self._run_in_thread = run_in_thread
         self._broker = broker
         self._clock = clock
         self._limits = limits
@@ -137,6 +141,9 @@ class KafkaLog:
         self._waiters = Waiters(lambda shard: self._journal.state.watermark(shard))
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         """Tasks that wait until the journal is applied up to an offset."""
+        self._asking = asyncio.Lock()
+        self._asked = self._answered = self._end = 0
+        """The last question of this replica for the end of the journal, the last that was answered, and its answer."""
         self._deleted: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
         self._dropped: set[str] = set()
@@ -205,7 +212,13 @@ class KafkaLog:
 
     async def catch_up(self) -> None:
         self._check_open()
-        end = (await self._broker.journal_range()).end
+        asked = self._asked
+        async with self._asking:
+            if self._answered <= asked:  # Else a question that began after this call has been answered.
+                number = self._asked = self._asked + 1
+                self._end = (await self._broker.journal_range()).end
+                self._answered = number
+            end = self._end
         await self._wait_applied(end, self._limits.answer_timeout_s)
 
     async def _wait_applied(self, end: int, timeout_s: float) -> None:
@@ -435,14 +448,16 @@ class KafkaLog:
 
     async def offset_at(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
-        for batch in self._journal.batches(shard):
-            if batch.time_ms >= time_ms:
-                return batch.offset
-        return self._journal.state.watermark(shard)
+        batches = self._journal.batches(shard)
+        place = bisect.bisect_left(batches, time_ms, key=lambda batch: batch.time_ms)
+        return batches[place].offset if place < len(batches) else self._journal.state.watermark(shard)
 
     def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()
         return self._journal.state.shard_states(stream)
+
+    def unreleased_bytes(self, stream: str) -> int:
+        return self._journal.unreleased_bytes(stream)
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
@@ -485,7 +500,7 @@ class KafkaLog:
         self._check_open()
         journal = self._journal
         head, after = journal.summarize(), journal.applied
-        pieces = await asyncio.to_thread(encode_head, head, str(self._clock.uuid4()), after)
+        pieces = await self._run_in_thread(partial(encode_head, head, str(self._clock.uuid4()), after))
         for piece in pieces:
             await self._broker.write_journal(piece)
         await self._broker.delete_journal(after)
@@ -519,6 +534,10 @@ class KafkaLog:
     def check_invariants(self) -> None:
         """Check, for tests, the conditions that are true after every step."""
         self._journal.check_invariants()
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """Return, for tests, the number of applied records of the journal and the state after them."""
+        return self._journal.applied, msgspec.msgpack.encode(self._journal.summarize())
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -568,13 +587,21 @@ def _place_of(batches: Sequence[StoredBatch], offset: int) -> int:
 
 
 @asynccontextmanager
-async def open_log_over(broker: Broker, clock: Clock, limits: KafkaLimits) -> AsyncIterator[KafkaLog]:
+async def open_log_over(
+    broker: Broker, clock: Clock, limits: KafkaLimits, *, run_in_thread: RunInThread = asyncio.to_thread
+) -> AsyncIterator[KafkaLog]:
     """Open a log over a cluster.
+
+    Args:
+        broker: The cluster.
+        clock: The clock.
+        limits: The limits.
+        run_in_thread: Runs the encoding of heads.
 
     Raises:
         LogUnavailable: Kafka does not answer.
     """
-    log = KafkaLog(broker, clock, limits)
+    log = KafkaLog(broker, clock, limits, run_in_thread)
     tasks: list[asyncio.Task[None]] = []
     try:
         await log.recover()
