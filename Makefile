@@ -72,7 +72,7 @@ $(CACHE)/rck.stamp: tests/rck/pom.xml tests/rck/classpath.sh
 	tests/rck/classpath.sh >/dev/null
 	@touch $@
 
-services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp browser
+services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp $(CACHE)/kafka.stamp browser
 $(CACHE)/postgres.stamp:
 	@mkdir -p $(CACHE)
 	@test -n "$(POSTGRES)" || { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends postgresql; }
@@ -87,6 +87,11 @@ else
 	@rm -f $(CACHE)/s3proxy/*.jar
 	$(MVN) -f deploy/s3/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/s3proxy
 endif
+	@touch $@
+
+$(CACHE)/kafka.stamp: deploy/kafka/resolve/pom.xml | java
+	@mkdir -p $(CACHE)/kafka && rm -f $(CACHE)/kafka/*.jar
+	$(MVN) -f deploy/kafka/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/kafka
 	@touch $@
 
 # Chromium, and axe from npm, for the tests of the console.

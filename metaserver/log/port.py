@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 
@@ -166,6 +166,13 @@ class StreamLog(Protocol):
     failed and must be opened again.
     """
 
+    @property
+    def identity(self) -> str:
+        """The identity of the log. Offsets are positions in one log, so another log has another identity."""
+
+    async def catch_up(self) -> None:
+        """Wait until the watermarks contain every append that was acknowledged before the call, by any process."""
+
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
 
@@ -237,6 +244,14 @@ class StreamLog(Protocol):
 
     async def remove(self, stream: str) -> None:
         """Remove a stream with all rows, durably. During the retention the log refuses appends to the stream."""
+
+
+@runtime_checkable
+class SharedLog(StreamLog, Protocol):
+    """A log to which several processes append."""
+
+    def unreleased_bytes(self, stream: str) -> int:
+        """Return the bytes of the rows of a stream that are in no data file, of all processes."""
 
 
 def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None, *, limit_bytes: int) -> None:

@@ -12,6 +12,7 @@ forms.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from seamark.formats.runtime.errors import (
     TooManyRequests,
 )
 from seamark.metaserver.log.compaction import is_worth_rewriting, rewrite_segment, unreleased_offsets
-from seamark.metaserver.log.files import FolderFiles, LogFiles
+from seamark.metaserver.log.files import FolderFiles, LogFiles, sync_folder
 from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
 from seamark.metaserver.log.index import ShardIndex
 from seamark.metaserver.log.port import (
@@ -55,6 +56,7 @@ from seamark.metaserver.log.writer import SegmentWriter
 
 _LOADED_INDEXES_MAX = 256
 """The maximum number of shard indexes of complete segments in memory."""
+_IDENTITY = "identity"
 READERS = 4
 """The number of threads that read."""
 
@@ -133,7 +135,13 @@ class SegmentLog:
     """A `StreamLog` in segment files. Use `open_segment_log`."""
 
     def __init__(
-        self, files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits, recovered: RecoveredLog
+        self,
+        files: LogFiles,
+        runner: DiskRunner,
+        clock: Clock,
+        limits: SegmentLimits,
+        recovered: RecoveredLog,
+        identity: str,
     ) -> None:
         self._files = files
         self._runner = runner
@@ -152,8 +160,12 @@ class SegmentLog:
         self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
         self._is_closing = False
+        self.identity = identity
         self.syncs = 0
         """Groups that were written; for metrics."""
+
+    async def catch_up(self) -> None:
+        self._check_open()  # No other process appends.
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -515,9 +527,12 @@ class SegmentLog:
 
 @asynccontextmanager
 async def open_segments(
-    files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits
+    files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits, identity: str = ""
 ) -> AsyncIterator[SegmentLog]:
     """Open a log over files and a runner.
+
+    Args:
+        identity: The identity of the log.
 
     Raises:
         Corrupt: Acknowledged rows are damaged or missing.
@@ -534,7 +549,7 @@ async def open_segments(
         ) from error
     if recovered.torn_bytes:
         _log.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
-    log = SegmentLog(files, runner, clock, limits, recovered)
+    log = SegmentLog(files, runner, clock, limits, recovered, identity)
     running = asyncio.create_task(log.run(), name="log-writer")
     maintaining = asyncio.create_task(log.maintain(), name="log-maintenance")
     try:
@@ -561,8 +576,31 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
         raise LogUnavailable(f"The folder {folder} of the log does not open: {error.strerror}") from error
     runner = ThreadRunner(READERS)
     try:
-        async with open_segments(files, runner, clock, limits) as log:
+        identity = await runner.read(partial(_read_identity, folder, clock))
+        async with open_segments(files, runner, clock, limits, identity) as log:
             yield log
     finally:
         await asyncio.to_thread(runner.close)
         files.close()
+
+
+def _read_identity(folder: Path, clock: Clock) -> str:
+    """Return the identity of the log in a folder, which the caller has locked. A new log gets one.
+
+    Raises:
+        LogUnavailable: The disk fails.
+    """
+    path, temporary = folder / _IDENTITY, folder / f"{_IDENTITY}.new"
+    try:
+        if path.exists():
+            return path.read_text()
+        identity = str(clock.uuid4())
+        with temporary.open("w") as file:
+            file.write(identity)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_folder(folder)
+    except OSError as error:
+        raise LogUnavailable(f"The identity of the log in {folder} cannot be read: {error}") from error
+    return identity

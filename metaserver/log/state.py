@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,6 +37,14 @@ REMEMBERED_APPENDS = 5
 """The number of appends of a producer whose positions the log remembers, to answer a repetition."""
 REMEMBERED_MS = 600_000
 """The minimum time for which the log remembers these positions."""
+
+
+class BatchSize(NamedTuple):
+    """The sizes of a batch."""
+
+    rows: int
+    payload_bytes: int
+    kinds_bytes: int
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -293,21 +302,21 @@ class Group:
             SequenceGap: The append does not follow the last append of the producer.
             TooManyRequests: The producer is new, and there are too many producers.
         """
+        sizes = {shard: BatchSize(batch.rows, len(batch.payload), len(batch.kinds)) for shard, batch in batches.items()}
+        return self.append_sizes(sizes, producer)
+
+    def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
+        """Admit an append whose bytes are elsewhere. The errors are those of `append`."""
         if producer is not None:
             duplicate = self._check_sequence(producer)
             if duplicate is not None:
                 return duplicate
-        for shard in batches:
+        for shard in sizes:
             if shard.stream in self._removed or shard.stream in self._state.removed:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         entry = AppendEntry(
             self.time_ms,
-            tuple(
-                BatchEntry(
-                    shard.stream, shard.number, self._end(shard), batch.rows, len(batch.payload), len(batch.kinds)
-                )
-                for shard, batch in batches.items()
-            ),
+            tuple(BatchEntry(shard.stream, shard.number, self._end(shard), *size) for shard, size in sizes.items()),
             *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
         )
         self.entries.append(entry)

@@ -46,10 +46,14 @@ class Waiters:
                 for event in self._waiters.get(shard, ()):
                     event.set()
 
+    def wake_all(self) -> None:
+        """Wake the tasks of all shards."""
+        self.wake(list(self._waiters))
+
     def close(self) -> None:
         """Wake all tasks; no task waits after this."""
         self._is_closed = True
-        self.wake(list(self._waiters))
+        self.wake_all()
 
     def _is_reached(self, positions: Mapping[Shard, int]) -> bool:
         return any(self._watermark(shard) > position for shard, position in positions.items())

@@ -15,7 +15,6 @@ import structlog
 from seamark.cache.rendezvous import Rendezvous
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.peers.protocol import VERSION
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
 from seamark.metaserver.store.port import PointerStore
@@ -87,7 +86,7 @@ class Membership:
 
         Replicas with another protocol are left out, because they cannot answer.
         """
-        compatible = tuple(one for one in live if one.protocol == VERSION)
+        compatible = tuple(one for one in live if one.protocol == self.replica.protocol)
         if [(one.address, one.weight) for one in compatible] != [(one.address, one.weight) for one in self._replicas]:
             self._ring = Rendezvous({one.address: one.weight for one in compatible})
             _log.info("replicas", addresses=[one.address for one in compatible])

@@ -35,6 +35,18 @@ class StreamSettings:
         minimum=1,
     )
     stream_rows_limit: int = setting(100_000, "Rows of one request to a stream table.", minimum=1, maximum=1 << 24)
+    stream_log: str = setting(
+        "",
+        "The log of stream tables. Empty: files in the home folder, for one server with one worker. "
+        "kafka://host:port[,host:port]/prefix: topics of Apache Kafka whose names begin with the prefix, for all "
+        "workers and replicas.",
+    )
+    stream_log_client_properties: str = setting(
+        "",
+        "A file with further properties of the Kafka client, one name=value on each line, such as those of TLS "
+        "(security.protocol, ssl.ca.location) and SASL (sasl.mechanism, sasl.username, sasl.password). The names are "
+        "those of librdkafka.",
+    )
     stream_log_retention_s: int = setting(
         7 * 86_400,
         "Age in seconds at which the log removes rows of stream tables that are in data files. Rows that are in no "
@@ -49,7 +61,7 @@ class StreamSettings:
     )
     stream_log_waiting_bytes: int = setting(
         256 << 20,
-        "Bytes of rows that wait for the disk of the log. Beyond it writers get 429.",
+        "Bytes of rows that wait for the disk of the log or for Kafka. Beyond it writers get 429.",
         minimum=1 << 20,
     )
     stream_log_producers_limit: int = setting(

@@ -293,6 +293,10 @@ class Grant(msgspec.Struct, frozen=True):
     namespace: NamespacePath = ()
 
 
+STREAM_OWNER_PROTOCOL = 0
+"""The protocol of a lease that belongs to a process which may own stream tables. Other replicas cannot reach it."""
+
+
 class Replica(msgspec.Struct, frozen=True):
     """A server that shares the database with others, and the address at which the other replicas reach it."""
 

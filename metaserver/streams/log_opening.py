@@ -1,31 +1,36 @@
-"""Opens the log of this process when it is first needed: most servers have no stream tables."""
+"""Opens the log that the settings name, when it is first needed: most servers have no stream tables."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
-from seamark.metaserver.log.files import sync_folder
+from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.log.kafka.address import parse_address
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits
 from seamark.metaserver.log.port import StreamLog
+from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+from seamark.metaserver.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from seamark.metaserver.log.kafka import client
+else:
+    client = LazyModule("seamark.metaserver.log.kafka.client")  # Servers without Kafka do not need its library.
 
 
 class LogElsewhere(LogUnavailable):
     """Another process has the log, or this process has another log: no reader has seen rows of it."""
 
 
-_IDENTITY = "identity"
-
-
 class LogSource:
     """Opens the log of this process. Belongs to one event loop.
 
     Attributes:
-        identity: The identity of the open log; empty before it is open.
+        is_shared: Whether other processes append to the log as well.
     """
 
     def __init__(
@@ -33,14 +38,13 @@ class LogSource:
         stack: AsyncExitStack,
         open_log: Callable[[], AbstractAsyncContextManager[StreamLog]],
         exists: Callable[[], bool],
-        read_identity: Callable[[], str],
+        *,
+        is_shared: bool,
     ) -> None:
-        """Keep what `open_log_source` says."""
         self._stack = stack
         self._open_log = open_log
         self._exists = exists
-        self._read_identity = read_identity
-        self.identity = ""
+        self.is_shared = is_shared
         self._lock = asyncio.Lock()
         self._log: StreamLog | None = None
 
@@ -54,55 +58,62 @@ class LogSource:
 
         Raises:
             LogElsewhere: Another process uses the log.
-            LogUnavailable: The disk fails.
+            LogUnavailable: The disk fails, or Kafka does not answer.
         """
         if self._log is None:
             async with self._lock:
                 if self._log is None:
                     try:
-                        log = await self._stack.enter_async_context(self._open_log())
+                        self._log = await self._stack.enter_async_context(self._open_log())
                     except ConfigError as error:
                         raise LogElsewhere(error.message) from None
-                    try:
-                        self.identity = await asyncio.to_thread(self._read_identity)
-                    except OSError as error:
-                        await self._stack.aclose()
-                        raise LogUnavailable(f"The identity of the log cannot be read: {error}") from error
-                    self._log = log
         return self._log
 
 
 @asynccontextmanager
-async def open_log_source(
-    open_log: Callable[[], AbstractAsyncContextManager[StreamLog]],
-    exists: Callable[[], bool],
-    read_identity: Callable[[], str],
-) -> AsyncIterator[LogSource]:
+async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[LogSource]:
     """Return a source of the log. If the log was opened, it is closed at the end of the block.
 
-    Args:
-        open_log: Opens the log.
-        exists: Whether there is a log of an earlier process.
-        read_identity: Returns the identity of the open log; blocks.
-    """
-    async with AsyncExitStack() as stack:
-        yield LogSource(stack, open_log, exists, read_identity)
-
-
-def read_identity(folder: Path, clock: Clock) -> str:
-    """Return the identity of the log in a folder, which the caller has locked. A new log gets one.
-
     Raises:
-        OSError: The disk fails.
+        ConfigError: The settings of a log in Kafka are invalid.
     """
-    path = folder / _IDENTITY
-    if path.exists():
-        return path.read_text()
-    identity, temporary = str(clock.uuid4()), folder / f"{_IDENTITY}.new"
-    with temporary.open("w") as file:
-        file.write(identity)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(folder)
-    return identity
+    folder = settings.home / "streams"
+    address = None
+    if settings.stream_log:
+        address = parse_address(settings.stream_log, settings.stream_log_client_properties)
+
+    def open_log() -> AbstractAsyncContextManager[StreamLog]:
+        if address is not None:
+            return client.open_kafka_log(address, clock, _kafka_limits(settings))
+        if settings.workers > 1:
+            raise LogElsewhere(
+                f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to "
+                "1, or keep the log in Kafka (stream_log)"
+            )
+        return open_segment_log(folder, clock, _segment_limits(settings))
+
+    async with AsyncExitStack() as stack:
+        exists = folder.exists if address is None else _always
+        yield LogSource(stack, open_log, exists, is_shared=address is not None)
+
+
+def _always() -> bool:
+    return True
+
+
+def _segment_limits(settings: Settings) -> SegmentLimits:
+    return SegmentLimits(
+        retention_ms=1000 * settings.stream_log_retention_s,
+        retention_bytes=settings.stream_log_retention_bytes,
+        waiting_bytes_max=settings.stream_log_waiting_bytes,
+        producers_max=settings.stream_log_producers_limit,
+    )
+
+
+def _kafka_limits(settings: Settings) -> KafkaLimits:
+    return KafkaLimits(
+        retention_ms=1000 * settings.stream_log_retention_s,
+        retention_bytes=settings.stream_log_retention_bytes,
+        waiting_bytes_max=settings.stream_log_waiting_bytes,
+        producers_max=settings.stream_log_producers_limit,
+    )

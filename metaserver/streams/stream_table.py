@@ -134,6 +134,7 @@ class StreamTable:
         *,
         fresh_folder: str,
         run_in_thread: RunInThread = asyncio.to_thread,
+        logged_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Open the table in the state of its pointer.
 
@@ -147,6 +148,7 @@ class StreamTable:
             limits: The limits.
             fresh_folder: The location of the folder for fresh files.
             run_in_thread: Runs the encoding of rows.
+            logged_bytes: Returns the bytes of the rows that are not flushed, if the log knows those of all processes.
         """
         self.uuid = entry.uuid
         self._log = log
@@ -171,6 +173,9 @@ class StreamTable:
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
         self.appending_bytes = 0
+        self._logged_bytes = logged_bytes
+        self.keeps_rows = True
+        """Whether rows that this process appends stay in memory. Another owner reads them from the log."""
 
     @property
     def shards(self) -> int:
@@ -183,8 +188,9 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the rows in memory."""
-        return self.appending_bytes + sum(blocks.size_bytes for blocks in self._blocks.values())
+        """The bytes of the rows that are not flushed: in memory, or in the log where a flush has to read them."""
+        kept_bytes = sum(blocks.size_bytes for blocks in self._blocks.values())
+        return self.appending_bytes + max(kept_bytes, self._logged_bytes())
 
     @property
     def oldest_ms(self) -> int | None:
@@ -223,6 +229,7 @@ class StreamTable:
         Raises:
             FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
         """
+        await self._log.catch_up()
         asked = self.watermarks()
         async with self._fresh_lock:
             self._observe(flushed)
@@ -337,6 +344,7 @@ class StreamTable:
             CommitUnknown: The outcome is unknown. The next flush finds it out.
         """
         async with self._flush_lock:
+            await self._log.catch_up()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
             cut = self.watermarks()
@@ -402,6 +410,10 @@ class StreamTable:
                     raise
             else:
                 return
+    async def follow(self) -> None:
+        """Drop the rows that the owner of the table has flushed."""
+        entry, _ = await self._tables.load(self.uuid)
+        self._advance(entry.parse_flushed_offsets())
 
     async def _release(self) -> None:
         """Allow the log to remove flushed rows; a failure only delays that."""
@@ -476,8 +488,10 @@ async def append_to_tables(
         by_uuid = {table.uuid: table for table in batches}
         now_ms = first._clock.now_ms()
         for position in acknowledged.positions:
-            blocks = by_uuid[position.shard.stream]._blocks[position.shard.number]
-            blocks.offer(Record(position.shard, position.offset, by_shard[position.shard], now_ms))
+            table = by_uuid[position.shard.stream]
+            if table.keeps_rows:
+                record = Record(position.shard, position.offset, by_shard[position.shard], now_ms)
+                table._blocks[position.shard.number].offer(record)
     return acknowledged
 
 

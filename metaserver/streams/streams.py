@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -37,15 +37,15 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
-from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamLog, StreamProducer
-from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot, without_files
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
+from seamark.metaserver.streams.owners import StreamOwners, open_owners
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_table import (
@@ -69,9 +69,13 @@ _RETRY_S = 1.0
 _RETRY_MAX_S = 60.0
 _STALE_TRIES = 20
 """The maximum number of flushes that may overtake one plan request."""
+_FOREIGN_FILES_MS = 86_400_000
+"""The age from which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
 _OPEN_S = 60.0
 """The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
+_OPEN_SHARED_S = 1.0
+"""The same where other processes append to the log."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -147,8 +151,8 @@ class _FlushState:
         """The table's own flush interval, if it has one."""
         self.is_due = False
         """Whether the next look flushes the table, at any age of its rows."""
-        self.unread_since_ms: int | None = None
-        """When rows that are only in the log were first observed, while no row is in memory."""
+        self.waiting_since_ms: int | None = None
+        """When this process first saw the rows that another process appended and nobody has flushed."""
 
 
 class Streams:
@@ -162,11 +166,13 @@ class Streams:
         logs: LogSource,
         row_files: RowFiles,
         search: RowSearch,
+        owners: StreamOwners,
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
         self._objects = objects
         self._logs = logs
+        self._owners = owners
         self.row_files = row_files
         self._stream_tables = CatalogTables(catalog, commits, search)
         self._manifests = Manifests.of(objects, catalog.context.settings)
@@ -178,6 +184,8 @@ class Streams:
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
         self._flushed_for_removal: dict[str, int] = {}
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
+        self._closed: dict[str, float] = {}
+        """Until when a table with rows in the log is not opened again after a failure, by UUID."""
         self._next_shard = 0
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -368,7 +376,7 @@ class Streams:
         await check_writable(self._context, entry.uuid, metadata)
         shards = shards_of(LoadedTable(entry, metadata))
         try:
-            await self._context.store.transact([OpenStream(entry.uuid, shards, self._logs.identity)])
+            await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity)])
         except LogUnavailable as error:
             raise LogElsewhere(error.message) from None
         entry, metadata = await self._stream_tables.load(entry.uuid)
@@ -383,7 +391,10 @@ class Streams:
             self._context.clock,
             StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
             fresh_folder=folder,
+            logged_bytes=partial(log.unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
         )
+        table.keeps_rows = self._owners.is_owner(entry.uuid)
+        await log.catch_up()
         stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
         for shard, watermark in stored.items():
             if watermark < table.flushed[shard.number]:
@@ -393,8 +404,10 @@ class Streams:
                     f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
                     "were in. Restore that log"
                 )
-        # These rows are of an earlier process.
-        table.give_up_files([info.location async for info in self._objects.list(folder)])
+        # These files are of earlier processes, or of another process that has the table open.
+        listed = [info async for info in self._objects.list(folder)]
+        oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
+        table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
         self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
         return table
@@ -434,16 +447,40 @@ class Streams:
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
         monotonic = self._context.clock.monotonic
-        opened_s = -_OPEN_S
+        opened_s = checked_s = -_OPEN_S
         while True:
             if monotonic() - opened_s >= _OPEN_S:
                 await self._open_unflushed()
-                opened_s = monotonic()
+                await self._remove_purged()
+                opened_s = checked_s = monotonic()
+            elif self._logs.is_shared and monotonic() - checked_s >= _OPEN_SHARED_S:
+                await self._open_unflushed()
+                checked_s = monotonic()
             await asyncio.sleep(_TICK_S)
             await self.look()
 
     async def _open_unflushed(self) -> None:
-        """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables.
+        """Open the tables that have rows in the log of an earlier process, or rows that another process appended."""
+        if not self._logs.exists:
+            return
+        log, now_s = await self._logs.open(), self._context.clock.monotonic()
+        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
+        self._closed = {uuid: until_s for uuid, until_s in self._closed.items() if until_s > now_s}
+        for uuid in sorted(unflushed - self._tables.keys() - self._closed.keys()):
+            if not self._owners.is_owner(uuid):
+                continue
+            try:
+                entry, metadata = await self._stream_tables.load(uuid)
+                await self._open(entry, metadata)
+            except NoSuchTable:
+                self._closed[uuid] = now_s + _OPEN_S
+                _log.info("rows of a dropped table wait in the log", table=uuid)
+            except SeamarkError as error:
+                self._closed[uuid] = now_s + _OPEN_S
+                _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
+
+    async def _remove_purged(self) -> None:
+        """Remove the streams of purged tables.
 
         A stream with rows that were not flushed stays: a database that lacks its table may be restored.
         """
@@ -451,17 +488,12 @@ class Streams:
             return
         log = await self._logs.open()
         unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys()):
+        for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys() - unflushed):
             try:
-                if uuid in unflushed:
-                    entry, metadata = await self._stream_tables.load(uuid)
-                    await self._open(entry, metadata)
-                elif not await self._context.store.names_of(uuid):
+                if self._owners.is_owner(uuid) and not await self._context.store.names_of(uuid):
                     await log.remove(uuid)
-            except NoSuchTable:
-                _log.info("rows of a dropped table wait in the log", table=uuid)
             except SeamarkError as error:
-                _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
+                _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
     async def look(self) -> None:
         """Start the flushes that are due, and delete files that are no longer needed."""
@@ -477,9 +509,11 @@ class Streams:
         is_crowded = self.size_bytes > limit_bytes // 4
         for table in ready:
             state = self._flushes[table.uuid]
+            table.keeps_rows = self._owners.is_owner(table.uuid)
             if state.is_due or (is_crowded and table is largest) or self._is_old(table, now_ms):
-                state.is_due = False
-                state.task = asyncio.create_task(self._flush(table, state), name=f"flush {table.uuid}")
+                is_due, state.is_due = state.is_due, False
+                work = self._flush(table, state, is_due=is_due)
+                state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
         if now_s - self._cleaned_s >= _CLEAN_S and (self._cleaning is None or self._cleaning.done()):
             self._cleaned_s = now_s
             self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
@@ -496,18 +530,24 @@ class Streams:
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
         if oldest_ms is not None or not table.unflushed_rows:
-            state.unread_since_ms = None
-        elif state.unread_since_ms is None:
-            # The rows are of an earlier process, or an append has made them durable at this moment.
-            state.unread_since_ms = now_ms
-        waiting_since_ms = oldest_ms if oldest_ms is not None else state.unread_since_ms
-        if waiting_since_ms is None:
+            state.waiting_since_ms = None
+        elif state.waiting_since_ms is None:
+            # The rows are of another process, or an append has made them durable at this moment.
+            state.waiting_since_ms = now_ms
+        since_ms = oldest_ms if oldest_ms is not None else state.waiting_since_ms
+        if since_ms is None:
             return False
-        return now_ms - waiting_since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
+        return now_ms - since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
 
-    async def _flush(self, table: StreamTable, state: _FlushState) -> None:
+    async def _flush(self, table: StreamTable, state: _FlushState, *, is_due: bool) -> None:
         try:
-            await table.flush()
+            if not (is_due or self._owners.is_owner(table.uuid)):
+                await table.follow()
+            if not table.unflushed_rows:
+                self._owners.forget(table.uuid)
+            elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
+                await table.flush()
+            state.waiting_since_ms = None
             state.failures = 0
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
@@ -528,6 +568,7 @@ class Streams:
         self._flushes.pop(table.uuid, None)
         self._snapshots.pop(table.uuid, None)
         self._flushed_for_removal.pop(table.uuid, None)
+        self._owners.forget(table.uuid)
 
     async def close(self) -> None:
         """Wait for running flushes, and end the cleaning."""
@@ -586,25 +627,17 @@ def _fresh_folder(metadata: TableMetadata) -> str:
 async def open_streams(
     catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles, search: RowSearch
 ) -> AsyncIterator[Streams]:
-    """Open the stream tables over the log in the home folder, and flush them in the background."""
-    settings, clock = catalog.context.settings, catalog.context.clock
-    folder = settings.home / "streams"
+    """Open the stream tables over the log of the settings, and flush them in the background.
 
-    def open_log() -> AbstractAsyncContextManager[StreamLog]:
-        if settings.workers > 1:
-            raise LogElsewhere(
-                f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
-            )
-        limits = SegmentLimits(
-            retention_ms=1000 * settings.stream_log_retention_s,
-            retention_bytes=settings.stream_log_retention_bytes,
-            waiting_bytes_max=settings.stream_log_waiting_bytes,
-            producers_max=settings.stream_log_producers_limit,
-        )
-        return open_segment_log(folder, clock, limits)
-
-    async with open_log_source(open_log, folder.exists, partial(read_identity, folder, clock)) as logs:
-        streams = Streams(catalog, commits, objects, logs, row_files, search)
+    Raises:
+        ConfigError: The settings of the log are invalid.
+    """
+    settings, store, clock = catalog.context.settings, catalog.context.store, catalog.context.clock
+    async with (
+        open_log_source(settings, clock) as logs,
+        open_owners(settings, store, clock, is_shared=logs.is_shared) as owners,
+    ):
+        streams = Streams(catalog, commits, objects, logs, row_files, search, owners)
         try:
             async with run_in_background("streams", streams.run):
                 yield streams

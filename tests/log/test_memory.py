@@ -8,9 +8,9 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import LogUnavailable, OffsetOutOfRange, TooManyRequests
-from seamark.metaserver.log.memory import MemoryLog, open_memory_log
 from seamark.metaserver.log.port import StreamProducer
 from tests.log.contract import LIMIT_BYTES, A, StreamLogContract, batch
+from tests.log.memory import MemoryLog, open_memory_log
 
 
 class TestMemoryLog(StreamLogContract):

@@ -25,6 +25,8 @@ from tests.services.seamark import Seamark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.services.kafka import Kafka
+
 
 def pytest_collection_finish() -> None:
     """Start the fork server before the first test, and after imported test modules have set variables, as Polars does.
@@ -85,6 +87,16 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 def s3_bucket(s3: S3) -> str:
     """Return the name of a bucket of this test."""
     return s3.create_bucket()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker of Apache Kafka. Each test has topics of its own, whose names begin with `create_prefix()`."""
+    # The client library takes a while to import, which most test processes do not need.
+    from tests.services.kafka import kafka_broker
+
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

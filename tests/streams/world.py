@@ -15,13 +15,13 @@ from typing import Any, cast
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
-from seamark.metaserver.log.memory import MemoryLog, open_memory_log
 from seamark.metaserver.log.port import Batch
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, StreamLimits, StreamTable
+from tests.log.memory import MemoryLog, open_memory_log
 
 UUID = "uuid-of-t"
 

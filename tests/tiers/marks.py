@@ -42,7 +42,7 @@ FILES = {
 }
 FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
-    **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java"), "engines"),
+    **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java", "kafka"), "engines"),
 }
 PROGRAMS = {"chromium", "java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
 """Programs that tests of the unit tier may not start."""

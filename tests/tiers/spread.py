@@ -35,6 +35,7 @@ UNITS = {
         else {"Spark": (*_SPARK, *_SPARK_BESIDE_OTHERS)}
     ),
     "Trino": ("tests/deploy/test_trino",),
+    "Kafka": ("tests/log/test_kafka.py", "tests/streams/test_fleet.py", "tests/streams/test_kafka_chaos.py"),
     "Java's planner": (
         "tests/planner/test_oracle.py",
         "tests/planner/test_lake.py",
@@ -42,7 +43,7 @@ UNITS = {
         "tests/planner/indexes/test_indexed_oracle.py",
     ),
 }
-SESSIONS = {"spark", "trino_lake"}
+SESSIONS = {"spark", "trino_lake", "kafka"}
 """Fixtures that start a JVM for the session.
 
 Only tests of the units may use them, because each further process would start

@@ -9,6 +9,7 @@ import msgspec
 from seamark.formats.runtime.decoding import from_attributes
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
@@ -34,5 +35,5 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
-    replicas = await call.components.store.replicas()
+    replicas = [each for each in await call.components.store.replicas() if each.protocol != STREAM_OWNER_PROTOCOL]
     return ReplicasAnswer([from_attributes(replica, ReplicaAnswer) for replica in replicas])

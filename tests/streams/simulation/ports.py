@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,13 +20,14 @@ from seamark.formats.runtime.errors import (
     LogUnavailable,
     NoSuchTable,
     ObjectMissing,
+    OffsetOutOfRange,
     RetryLater,
     SeamarkError,
 )
-from seamark.metaserver.log.memory import MemoryLog
-from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamProducer, StreamProducerState
-from seamark.metaserver.store.model import Entry, EntryKind
-from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
+from seamark.metaserver.log.port import Shard
+from seamark.metaserver.store.model import Entry, EntryKind, Replica
+from seamark.metaserver.store.operations import FlushedRange, RenewReplica
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 
 T = TypeVar("T")
@@ -246,37 +246,145 @@ class LineFiles:
         return [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
 
 
-class RemoteLog:
-    """A log that several servers share, as they see it: durable, and at the other end of a network."""
+class Cluster:
+    """A Kafka cluster: the records of the partitions, and of the journal of one log."""
 
-    def __init__(self, network: Network, log: MemoryLog) -> None:
+    def __init__(self) -> None:
+        self.partitions: dict[Shard, list[bytes]] = {}
+        self.starts: dict[Shard, int] = {}
+        self.journal: list[bytes] = []
+        self.journal_start = 0
+
+
+class RemoteBroker:
+    """`Broker`, as one server sees the cluster: at the other end of a network. A pause also stops its reads."""
+
+    identity = "kafka/simulated"
+
+    def __init__(
+        self, network: Network, cluster: Cluster, rng: random.Random, unpaused: Callable[[], Awaitable[None]]
+    ) -> None:
         self._network = network
-        self._log = log
-        self.watermarks = log.watermarks
-        self.shards = log.shards
-        self.producer = log.producer
+        self._cluster = cluster
+        self._rng = rng
+        self._unpaused = unpaused
+        self._last: asyncio.Future[None] | None = None
+        self.following: asyncio.Task[None] | None = None
 
-    async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        try:
-            return await self._network.send(lambda: self._log.append(batches, producer))
-        except Lost:
-            raise CommitUnknown("the log does not answer") from None
-
-    async def fence(self, name: str) -> StreamProducerState:
-        try:
-            return await self._network.send(lambda: self._log.fence(name))
-        except Lost:
-            raise LogUnavailable("the log does not answer") from None
-
-    async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None):
+    async def create_partitions(self, shards: Iterable[Shard]) -> None:
         await self._network.delay()
-        return await self._log.read(shard, offset, limit_bytes=limit_bytes, end=end)
 
-    async def release(self, offsets: Mapping[Shard, int]) -> None:
+    async def write(self, records: Sequence[NewRecord]) -> list[int]:
+        async def receive() -> list[int]:
+            offsets = []
+            for record in records:
+                partition = self._cluster.partitions.setdefault(record.shard, [])
+                offsets.append(len(partition))
+                partition.append(record.value)
+            return offsets
+
+        try:
+            offsets = await self._network.send(receive)
+        except Lost:
+            raise LogUnavailable("the cluster does not answer") from None
+        await self._unpaused()
+        return offsets
+
+    def write_journal(self, value: bytes) -> Awaitable[None]:
+        """Write after all earlier records of this server, as an idempotent producer does."""
+        previous, loop = self._last, asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+        self._last = stored
+
+        async def receive() -> None:
+            if previous is not None:
+                await asyncio.wait([previous])
+            if not stored.done():  # The broker recognises a repeated message.
+                self._cluster.journal.append(value)
+                stored.set_result(None)
+
+        async def send() -> None:
+            try:
+                await self._network.send(receive)
+            except Lost:
+                raise CommitUnknown("the cluster does not answer") from None
+            finally:
+                if not stored.done():  # The message was lost, and no later message waits for it.
+                    stored.set_result(None)
+
+        return loop.create_task(send())
+
+    async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
         await self._network.delay()
-        await self._log.release(offsets)
-        with suppress(SeamarkError):
-            self._log.trim()
+        if min(records) < self._cluster.starts.get(shard, 0):
+            raise OffsetOutOfRange("the records are deleted")
+        return {record: self._cluster.partitions[shard][record] for record in records}
+
+    async def journal_range(self) -> JournalRange:
+        await self._network.delay()
+        answer = JournalRange(self._cluster.journal_start, len(self._cluster.journal))
+        await self._network.delay()
+        return answer
+
+    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+        await self._network.delay()
+        for shard, record in before.items():
+            self._cluster.starts[shard] = max(record, self._cluster.starts.get(shard, 0))
+
+    async def delete_journal(self, before: int) -> None:
+        await self._network.delay()
+        self._cluster.journal_start = max(before, self._cluster.journal_start)
+
+    async def delete_stream(self, stream: str) -> None:
+        await self._network.delay()
+
+    def follow_journal(self, start: int, listener: JournalListener) -> None:
+        self.following = asyncio.get_running_loop().create_task(self._follow(start, listener))
+
+    async def _follow(self, position: int, listener: JournalListener) -> None:
+        while True:
+            await self._network.delay()
+            await asyncio.sleep(0.001)
+            await self._unpaused()
+            if position < self._cluster.journal_start:
+                position = self._cluster.journal_start
+                listener.restart(position)
+            end = min(len(self._cluster.journal), position + self._rng.choice((1, 3, 100)))
+            if position < end:
+                listener.receive(list(enumerate(self._cluster.journal[position:end], position)))
+                position = end
+
+
+class Leases:
+    """The leases of processes in the database."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+        self._until_s: dict[str, tuple[float, Replica]] = {}
+
+    def renew(self, operation: RenewReplica) -> list[Replica]:
+        """Renew a lease; return the replicas with live leases."""
+        now_s = self._clock.monotonic()
+        until_s = now_s + operation.lease_ms / 1000
+        self._until_s[operation.replica.address] = (until_s, operation.replica)
+        return [replica for until_s, replica in self._until_s.values() if until_s > now_s]
+
+
+class RemoteLeases:
+    """The part of `PointerStore` that leases use."""
+
+    def __init__(self, network: Network, leases: Leases) -> None:
+        self._network = network
+        self._leases = leases
+
+    async def transact(self, operations: Sequence[RenewReplica]) -> list[list[Replica]]:
+        async def receive() -> list[list[Replica]]:
+            return [self._leases.renew(operation) for operation in operations]
+
+        try:
+            return await self._network.send(receive)
+        except Lost:
+            raise RetryLater("the database does not answer") from None
 
 
 @dataclass

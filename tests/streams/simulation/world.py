@@ -1,7 +1,8 @@
 """A simulated world: servers that crash, writers that repeat, readers that check, and one catalog.
 
 A run has one of two forms. *Embedded*: one server with a log in segment files on its disk; a crash may be a power cut.
-*Fleet*: several servers over one log, each of which flushes, so that every flush has rivals.
+*Fleet*: several servers over one log in Kafka. The owner of a table flushes it, and other servers do now and then, so
+that flushes have rivals. Leases get lost, so that a table has two owners at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import (
@@ -23,18 +25,25 @@ from seamark.formats.runtime.errors import (
     SeamarkError,
     StreamRemoved,
 )
-from seamark.metaserver.log.memory import MemoryLog
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
 from seamark.metaserver.log.port import Batch, StreamLog, StreamProducer
-from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segments
+from seamark.metaserver.log.segments import SegmentLimits, open_segments
+from seamark.metaserver.peers.membership import Membership
+from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 from tests.log.disk import Crash, SimulatedDisk, copy_of
 from tests.streams.simulation.ports import (
     Catalog,
+    Cluster,
     Faults,
+    Leases,
     LineFiles,
     Lost,
     Network,
-    RemoteLog,
+    RemoteBroker,
+    RemoteLeases,
     RemoteTables,
     Storage,
     Table,
@@ -44,6 +53,10 @@ from tests.streams.simulation.ports import (
 SHARDS = 2
 LIMITS = StreamLimits(fresh_interval_s=0.05, fresh_retention_s=5)
 LOG_LIMITS = SegmentLimits(segment_bytes=1500, trim_interval_s=0.2, retention_bytes=4000)
+KAFKA_LIMITS = KafkaLimits(
+    batches_max=12, head_groups=15, trim_interval_s=0.2, answer_timeout_s=5, open_timeout_s=20, groups_max=3
+)
+LEASE_S = 1.0
 
 
 class Broken(AssertionError):
@@ -74,6 +87,7 @@ class Process:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     log: StreamLog | None = None
     tables: dict[str, StreamTable] = field(default_factory=dict)
+    owners: StreamOwners = field(default_factory=lambda: StreamOwners(None))
     paused_until_s: float = 0.0
     is_alive: bool = True
 
@@ -133,7 +147,10 @@ class World:
         self.files = LineFiles()
         self.disk = SimulatedDisk()
         self.disk.before = self._before_disk
-        self.shared_log = MemoryLog(self.clock, producers_max=1000, keep_ms=1 << 40, append_bytes_max=1 << 20)
+        self.cluster = Cluster()
+        self.leases = Leases(self.clock)
+        self.states: dict[int, bytes] = {}
+        """The state of the log after a number of records of the journal, of the first server that applied them."""
         self.servers: dict[str, Process] = {}
         self.started = 0
         self.uuid = ""
@@ -185,13 +202,43 @@ class World:
 
     async def _serve(self, process: Process) -> None:
         if self.is_fleet:
-            process.log = RemoteLog(self.network, self.shared_log)
-            await self._flush_all(process)
+            await self._serve_fleet(process)
             return
         with suppress(LogUnavailable):
             async with open_segments(self.disk, DelayedRunner(self, process), self.clock, self.log_limits) as log:
                 process.log = log
                 await self._flush_all(process)
+
+    async def _serve_fleet(self, process: Process) -> None:
+        """Open the log in Kafka again and again, and take part in the choice of owners."""
+        replica = Replica(f"{process.name}/{process.number}", 1, "", STREAM_OWNER_PROTOCOL, 0)
+        store = cast("PointerStore", RemoteLeases(self.network, self.leases))
+        membership = Membership(store, self.clock, replica, lease_s=LEASE_S)
+        process.owners = StreamOwners(membership, lease_s=LEASE_S)
+        process.tasks.append(asyncio.create_task(self._renew(process, membership)))
+
+        async def run(work):
+            await self.network.delay()
+            await self.unpaused(process)
+            return work()
+
+        while True:
+            broker = RemoteBroker(self.network, self.cluster, self.rng, partial(self.unpaused, process))
+            try:
+                async with open_log_over(broker, self.clock, KAFKA_LIMITS, run_in_thread=run) as log:
+                    process.log = log
+                    await self._flush_all(process)
+            except LogUnavailable:  # The network lost messages while the log opened.
+                await asyncio.sleep(0.1)
+            finally:
+                if broker.following is not None:
+                    broker.following.cancel()
+
+    async def _renew(self, process: Process, membership: Membership) -> None:
+        while True:
+            await self.unpaused(process)
+            await membership.renew()
+            await asyncio.sleep(LEASE_S / 3)
 
     async def _flush_all(self, process: Process) -> None:
         """Flush the tables of a process at random times, as the server's own loop does."""
@@ -200,12 +247,26 @@ class World:
             await self.unpaused(process)
             for table in list(process.tables.values()):
                 with suppress(SeamarkError):
-                    rows = await table.flush()
+                    is_owner = process.owners.is_owner(table.uuid)
+                    table.keeps_rows = is_owner
+                    if not is_owner:
+                        await table.follow()
+                    is_allowed = process.owners.may_flush(table.uuid, table.flushed, self.clock.now_ms())
+                    rows = await table.flush() if is_allowed or self.rng.random() < 0.1 else 0
                     self.flushes += rows > 0
                     self.flushed_rows += rows
                 with suppress(SeamarkError):
                     await table.clean()
                 table.check_invariants()
+            if isinstance(process.log, KafkaLog):
+                self._check_state(process.log)
+
+    def _check_state(self, log: KafkaLog) -> None:
+        """Check that all servers that have applied the same records of the journal have the same state."""
+        log.check_invariants()
+        applied, state = log.snapshot()
+        if self.states.setdefault(applied, state) != state:
+            raise Broken(f"servers have other states after record {applied} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
         """Return the table of a process, opened when it is first used."""
@@ -499,7 +560,7 @@ class World:
         log = self.live()[0].log
         assert log is not None
         with suppress(OffsetOutOfRange):  # retention goes on meanwhile
-            await self.check_order(log if isinstance(log, SegmentLog) else self.shared_log)
+            await self.check_order(log)
 
 
 class InstantRunner:

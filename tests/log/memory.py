@@ -1,4 +1,4 @@
-"""A log in memory: for tests and simulations. Its rows are lost with the process."""
+"""A log in memory, for tests and simulations. Its rows are lost with the process."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ class MemoryLog:
         self._records: dict[Shard, list[Record]] = {}
         self._waiters = Waiters(self._state.watermark)
         self._closed = False
+        self.identity = "memory"
+
+    async def catch_up(self) -> None:
+        self._check_open()
 
     def close(self) -> None:
         """Refuse all later calls."""

@@ -1,0 +1,96 @@
+"""The place of a log in Kafka, and the client's properties: from settings, without the client library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+
+SCHEME = "kafka://"
+_PREFIX_CHARS_MAX = 100
+_STREAM_CHARS_MAX = 100
+_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
+_PROPERTIES = ("security.protocol", "sasl.", "ssl.", "socket.", "client.", "broker.address.", "compression.", "debug")
+"""The properties that a file may have, or their beginnings. The log itself sets those that its promises depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaAddress:
+    """The place of a log in a Kafka cluster.
+
+    Attributes:
+        servers: The addresses host:port, comma-separated.
+        prefix: The beginning of the names of all topics of the log.
+        properties: Further properties of the client, such as those of TLS and SASL.
+    """
+
+    servers: str
+    prefix: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def journal(self) -> str:
+        """The topic of the journal."""
+        return f"{self.prefix}.journal"
+
+    def topic_of(self, stream: str) -> str:
+        """Return the topic of a stream.
+
+        Raises:
+            BadRequest: The name of the stream cannot be a part of the name of a topic.
+        """
+        if not _NAME_CHARS.issuperset(stream) or len(stream) > 100:
+            raise BadRequest(f"The stream {stream!r} cannot be the name of a Kafka topic; use letters, digits, . and -")
+        return f"{self.prefix}.rows.{stream}"
+
+
+def parse_address(text: str, properties_file: str) -> KafkaAddress:
+    """Return the place of a log from the settings `stream_log` and `stream_log_client_properties`.
+
+    Raises:
+        ConfigError: A setting is invalid; the message names it.
+    """
+    servers, _, prefix = text.removeprefix(SCHEME).partition("/")
+    addresses = servers.split(",")
+    if not text.startswith(SCHEME) or not all(_is_address(address) for address in addresses):
+        raise ConfigError(f"stream_log is {text!r}; give kafka://host:port[,host:port]/prefix, or leave it empty")
+    if not prefix or len(prefix) > _PREFIX_CHARS_MAX or not _NAME_CHARS.issuperset(prefix):
+        raise ConfigError(
+            f"stream_log has the prefix {prefix!r}; the names of its topics begin with 1 to {_PREFIX_CHARS_MAX} "
+            "letters, digits, . and -, such as kafka://host:9092/seamark"
+        )
+    properties = _read_properties(Path(properties_file)) if properties_file else {}
+    return KafkaAddress(servers=servers, prefix=prefix, properties=properties)
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+
+
+def _read_properties(path: Path) -> dict[str, str]:
+    """Return the properties of a file with lines name=value.
+
+    Raises:
+        ConfigError: The file cannot be read, or has a property that the log sets itself.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"stream_log_client_properties: the file {path} cannot be read: {error}") from None
+    properties: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, separator, value = (part.strip() for part in line.partition("="))
+        if not separator:
+            raise ConfigError(f"stream_log_client_properties: line {number} of {path} is not name=value")
+        if not name.startswith(_PROPERTIES):
+            raise ConfigError(
+                f"stream_log_client_properties: {path} sets {name}, which the log sets itself; the file may have "
+                f"properties that begin with {', '.join(_PROPERTIES)}"
+            )
+        properties[name] = value
+    return properties

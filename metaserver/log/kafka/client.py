@@ -1,0 +1,424 @@
+"""The port to Kafka, by confluent-kafka. No call blocks the event loop.
+
+One thread serves the answers of the producer, and one reads the journal. Readers of rows have threads of their own. The
+producer is idempotent and waits for all in-sync replicas, and the settings of the broker say how many these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
+from seamark.metaserver.log.kafka.address import KafkaAddress
+from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
+from seamark.metaserver.log.port import Shard
+
+READERS = 4
+"""The number of threads that read rows."""
+_TIMEOUT_S = 10.0
+"""How long a request to the cluster may take."""
+_POLL_S = 0.1
+_FOLLOWED_MAX = 1000
+"""The maximum number of records of the journal that are given to the event loop at a time."""
+_READ_AHEAD_KB = 16 << 10
+_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
+T = TypeVar("T")
+_log = structlog.get_logger("seamark.log")
+
+
+class _Writes:
+    """The answers of Kafka to some records; the last of them ends the future on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        self.future: asyncio.Future[list[int]] = loop.create_future()
+        self._loop = loop
+        self._remaining = count
+        self._offsets = [-1] * count
+        self._error: KafkaError | None = None
+
+    def end(self, place: int, error: KafkaError | None, message: Message) -> None:
+        """Take an answer; in the thread of the producer."""
+        if error is None:
+            self._offsets[place] = message.offset()
+        else:
+            self._error = error
+        self._remaining -= 1
+        if not self._remaining:
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_exception(KafkaException(self._error))
+        else:
+            self.future.set_result(self._offsets)
+
+
+class KafkaBroker:
+    """Implements `Broker`. Use `open_broker`."""
+
+    def __init__(self, address: KafkaAddress, loop: asyncio.AbstractEventLoop) -> None:
+        self._address = address
+        self._loop = loop
+        self._base: dict[str, Any] = {
+            **address.properties,
+            "bootstrap.servers": address.servers,
+            "logger": _Logger(),
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+        }
+        self._producer = self._make_producer()
+        self._admin = AdminClient({**self._base})
+        self._follower = self._make_consumer(fetch_wait_ms=500)
+        # Not the follower: its connection answers nothing else while a fetch waits for records.
+        self._ranges = self._make_consumer()
+        self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
+        self._open_readers: list[Consumer] = []
+        self._threads = ThreadPoolExecutor(READERS + 1, thread_name_prefix="kafka-read")
+        self._is_closing = threading.Event()
+        self._serving = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
+        self._following: threading.Thread | None = None
+        self._partitions: dict[str, int] = {}
+        """The number of partitions of the topics that this process has used."""
+        self._creating = asyncio.Lock()
+        self.identity = ""
+
+    def _make_producer(self) -> Producer:
+        return Producer(
+            {
+                **self._base,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "message.timeout.ms": int(_TIMEOUT_S * 1000),
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
+
+    def _make_consumer(self, *, fetch_wait_ms: int = 5) -> Consumer:
+        """Return a consumer.
+
+        Args:
+            fetch_wait_ms: How long the cluster keeps a fetch that finds no records. The next assignment waits for it.
+        """
+        return Consumer(
+            {
+                **self._base,
+                "group.id": self._address.prefix,  # Required, and not used: partitions are assigned by hand.
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "fetch.wait.max.ms": fetch_wait_ms,
+                "fetch.error.backoff.ms": 50,
+                "queued.max.messages.kbytes": _READ_AHEAD_KB,
+            }
+        )
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, and create the journal if it is missing.
+
+        Raises:
+            LogUnavailable: The cluster does not answer, or refuses this client.
+        """
+        self._serving.start()
+        cluster = await self._run(partial(self._admin.list_topics, self._address.journal, timeout=_TIMEOUT_S))
+        await self._create_topic(self._address.journal, 1)
+        description = (await self._describe([self._address.journal]))[self._address.journal]
+        self._partitions[self._address.journal] = 1
+        self.identity = f"kafka/{cluster.cluster_id}/{self._address.prefix}/{description.topic_id}"
+
+    def close(self) -> None:
+        """End all threads; blocks."""
+        self._is_closing.set()
+        self._serving.join()
+        if self._following is not None:
+            self._following.join()
+        self._threads.shutdown()
+        for consumer in (self._follower, self._ranges, *self._open_readers):
+            consumer.close()
+        self._producer.purge()
+        self._producer.close()
+
+    def _serve_producer(self) -> None:
+        while not self._is_closing.is_set():
+            self._producer.poll(_POLL_S)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Run a blocking call in a thread."""
+        try:
+            return await self._loop.run_in_executor(self._threads, work)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: KafkaException) -> LogUnavailable:
+        reason = error.args[0]
+        text = reason.str() if isinstance(reason, KafkaError) else str(error)
+        return LogUnavailable(f"Kafka at {self._address.servers} does not serve the log ({text}); retry later")
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def create_partitions(self, shards: Iterable[Shard]) -> None:
+        counts: dict[str, int] = defaultdict(int)
+        for shard in shards:
+            topic = self._address.topic_of(shard.stream)
+            counts[topic] = max(counts[topic], shard.number + 1)
+        missing = {topic: count for topic, count in counts.items() if self._partitions.get(topic, 0) < count}
+        if not missing:
+            return
+        async with self._creating:
+            for topic, count in missing.items():
+                if self._partitions.get(topic, 0) < count:
+                    self._partitions[topic] = await self._create_topic(topic, count)
+
+    async def _create_topic(self, topic: str, count: int) -> int:
+        """Create a topic with at least so many partitions, or add partitions to it; return their number."""
+        present = (await self._describe([topic])).get(topic)
+        if present is None:
+            # The broker's settings say how many replicas a topic has.
+            created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
+            await self._ended(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
+        elif len(present.partitions) < count:
+            added = self._admin.create_partitions([NewPartitions(topic, count)])
+            await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while True:
+            metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
+            partitions = metadata.topics[topic].partitions.values()
+            if len(partitions) >= count and all(each.leader >= 0 for each in partitions):
+                return len(partitions)
+            if time.monotonic() > deadline_s:
+                raise LogUnavailable(
+                    f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
+                )
+            await asyncio.sleep(0.01)
+
+    async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
+        """Return the descriptions of the topics that exist."""
+        described = self._admin.describe_topics(TopicCollection(list(topics)))
+        answers = {
+            topic: await self._ended(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
+        }
+        return {topic: answer for topic, answer in answers.items() if answer is not None}
+
+    async def _ended(self, future: Future[T], *expected: int) -> T | None:
+        """Return the answer to an administrative request; None after an expected error."""
+        try:
+            async with asyncio.timeout(2 * _TIMEOUT_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise LogUnavailable(f"Kafka at {self._address.servers} did not answer; retry later") from None
+        except KafkaException as error:
+            if isinstance(error.args[0], KafkaError) and error.args[0].code() in expected:
+                return None
+            raise self._unavailable(error) from error
+
+    async def delete_stream(self, stream: str) -> None:
+        topic = self._address.topic_of(stream)
+        self._partitions.pop(topic, None)
+        deleted = self._admin.delete_topics([topic])
+        await self._ended(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+        await self._delete_before(
+            [TopicPartition(self._address.topic_of(shard.stream), shard.number, end) for shard, end in before.items()]
+        )
+
+    async def delete_journal(self, before: int) -> None:
+        await self._delete_before([TopicPartition(self._address.journal, 0, before)])
+
+    async def _delete_before(self, ends: list[TopicPartition]) -> None:
+        for future in self._admin.delete_records(ends).values():
+            await self._ended(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def write(self, records: Sequence[NewRecord]) -> list[int]:
+        writes = _Writes(self._loop, len(records))
+        messages: dict[Shard, list[dict[str, Any]]] = defaultdict(list)
+        for place, record in enumerate(records):
+            messages[record.shard].append({"value": record.value, "callback": partial(writes.end, place)})
+        for shard, each in messages.items():
+            self._produce(self._address.topic_of(shard.stream), shard.number, each)
+        try:
+            return await writes.future
+        except KafkaException as error:
+            for shard in messages:  # Another process may have deleted the topic.
+                self._partitions.pop(self._address.topic_of(shard.stream), None)
+            raise self._unavailable(error) from error
+
+    def _produce(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
+        """Hand messages to the producer.
+
+        Raises:
+            LogUnavailable: The producer does not take them.
+        """
+        try:
+            count = self._producer.produce_batch(topic, messages, partition=partition)
+        except (BufferError, KafkaException) as error:
+            raise LogUnavailable(f"The client of Kafka does not take the rows ({error}); retry later") from error
+        if count < len(messages):
+            refused = next(message["_error"] for message in messages if "_error" in message)
+            raise LogUnavailable(f"The client of Kafka does not take the rows ({refused}); retry later")
+
+    def write_journal(self, value: bytes) -> Awaitable[None]:
+        writes = _Writes(self._loop, 1)
+        self._produce(self._address.journal, 0, [{"value": value, "callback": partial(writes.end, 0)}])
+        return self._journaled(writes)
+
+    async def _journaled(self, writes: _Writes) -> None:
+        try:
+            await writes.future
+        except KafkaException as error:
+            raise CommitUnknown(
+                f"Kafka at {self._address.servers} did not confirm the rows ({error.args[0]}): they may be stored or "
+                "not. Repeat the request with the same sequence number"
+            ) from error
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
+        return await self._run(partial(self._read, self._address.topic_of(shard.stream), shard.number, set(records)))
+
+    def _read(self, topic: str, partition: int, wanted: set[int]) -> dict[int, bytes]:
+        try:
+            consumer = self._readers.get_nowait()
+        except queue.Empty:
+            consumer = self._make_consumer()
+            self._open_readers.append(consumer)
+        try:
+            consumer.assign([TopicPartition(topic, partition, min(wanted))])
+            try:
+                return self._collect(consumer, topic, wanted)
+            finally:
+                consumer.unassign()
+        finally:
+            self._readers.put(consumer)
+
+    def _collect(self, consumer: Consumer, topic: str, wanted: set[int]) -> dict[int, bytes]:
+        values: dict[int, bytes] = {}
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while len(values) < len(wanted):
+            message = consumer.poll(_POLL_S)
+            for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+                if (error := each.error()) is not None:
+                    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                        raise OffsetOutOfRange(f"The topic {topic} does not have the record {min(wanted)} any more")
+                    if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                        raise KafkaException(error)
+                elif each.offset() in wanted:
+                    values[each.offset()] = each.value() or b""
+            if time.monotonic() > deadline_s or self._is_closing.is_set():
+                raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
+        return values
+
+    async def journal_range(self) -> JournalRange:
+        place = TopicPartition(self._address.journal, 0)
+        return JournalRange(
+            *await self._run(partial(self._ranges.get_watermark_offsets, place, timeout=_TIMEOUT_S, cached=False))
+        )
+
+    def follow_journal(self, start: int, listener: JournalListener) -> None:
+        self._following = threading.Thread(
+            target=self._follow, args=(start, listener), name="kafka-journal", daemon=True
+        )
+        self._following.start()
+
+    def _follow(self, start: int, listener: JournalListener) -> None:
+        consumer = self._follower
+        consumer.assign([TopicPartition(self._address.journal, 0, start)])
+        while not self._is_closing.is_set():
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            records: list[tuple[int, bytes]] = []
+            for each in [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+                error = each.error()
+                if error is None:
+                    records.append((each.offset(), each.value() or b""))
+                elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                    records = []
+                    self._follow_again(listener)
+                    break
+                else:
+                    _log.warning("the journal of the log is not read", error=error.str())
+            if records:
+                self._tell(partial(listener.receive, records))
+
+    def _follow_again(self, listener: JournalListener) -> None:
+        """Begin again at the first record of the journal, after records before it were deleted."""
+        place = TopicPartition(self._address.journal, 0)
+        while not self._is_closing.is_set():
+            try:
+                start, _ = self._follower.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            except KafkaException as error:
+                _log.warning("the journal of the log is not read", error=str(error))
+                continue
+            self._follower.assign([TopicPartition(self._address.journal, 0, start)])
+            self._tell(partial(listener.restart, start))
+            return
+
+    def _tell(self, work: Callable[[], None]) -> None:
+        """Run work on the event loop, which may have ended."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work)
+
+
+class _Logger:
+    """Takes the messages of the client library into the server's log."""
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        _log.info("kafka", message=message % args if args else message, level=level)
+
+
+@asynccontextmanager
+async def open_broker(address: KafkaAddress) -> AsyncIterator[KafkaBroker]:
+    """Connect to a cluster.
+
+    Raises:
+        LogUnavailable: The cluster does not answer.
+    """
+    broker = KafkaBroker(address, asyncio.get_running_loop())
+    try:
+        await broker.start()
+        yield broker
+    finally:
+        await asyncio.to_thread(broker.close)
+
+
+@asynccontextmanager
+async def open_kafka_log(address: KafkaAddress, clock: Clock, limits: KafkaLimits) -> AsyncIterator[KafkaLog]:
+    """Open the log in a cluster. Any number of processes may have it open.
+
+    Raises:
+        LogUnavailable: The cluster does not answer.
+    """
+    async with open_broker(address) as broker, open_log_over(broker, clock, limits) as log:
+        yield log

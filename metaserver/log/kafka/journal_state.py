@@ -1,0 +1,289 @@
+"""The state of a log as the journal says: pure, and the same on every replica that has applied the same records."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import structs
+
+from seamark.formats.runtime.errors import LogUnavailable, SeamarkError
+from seamark.metaserver.log.kafka.journal import (
+    AppendRequest,
+    FenceRequest,
+    Head,
+    HeadPiece,
+    JournalGroup,
+    JournalRecord,
+    ReleaseRequest,
+    RemoveRequest,
+    Request,
+    ShardBatches,
+    ShardStart,
+    StoredBatch,
+    TrimRequest,
+    decode_head,
+)
+from seamark.metaserver.log.port import Acknowledgement, Shard, StreamProducer, StreamProducerState
+from seamark.metaserver.log.state import AppendEntry, BatchSize, Group, LogState
+
+_NO_LIMIT = 1 << 62
+Outcome = Acknowledgement | StreamProducerState | SeamarkError | None
+"""What becomes of a request: its answer, or the error with which it was refused."""
+
+
+class JournalState:
+    """The state after all records before `applied`.
+
+    Attributes:
+        state: The shards, producers and removed streams.
+        applied: Kafka's offset of the next record of the journal.
+        groups: The number of groups since the last head.
+        trimmed_ms: The time of the last trim that this replica has applied.
+    """
+
+    def __init__(self) -> None:
+        # Each replica limits producers before it writes (`KafkaLog.append`): a limit here would be a setting that
+        # replicas may have different values of, and so different states.
+        self.state = LogState(_NO_LIMIT, _NO_LIMIT)
+        self.applied = 0
+        self.groups = 0
+        self.trimmed_ms = 0
+        self._batches: dict[Shard, list[StoredBatch]] = {}
+        """The batches that can be read, ascending."""
+        self._first_records: dict[Shard, int] = {}
+        self._unreleased: dict[str, int] = {}
+        """The bytes of the batches that are not released, by stream."""
+
+    def apply(self, group: JournalGroup) -> list[Outcome]:
+        """Apply the next group; return the outcome of each request."""
+        self.groups += 1
+        return [self._apply(request, group.time_ms) for request in group.requests]
+
+    def _apply(self, request: Request, time_ms: int) -> Outcome:
+        group = Group(self.state, time_ms)
+        answer: Outcome = None
+        try:
+            match request:
+                case AppendRequest():
+                    answer = self._append(request, group)
+                case FenceRequest():
+                    answer = group.fence(request.producer)
+                case RemoveRequest():
+                    group.remove(request.stream)
+                    self._drop(request.stream)
+                case ReleaseRequest():
+                    self._release({Shard(stream, number): offset for stream, number, offset in request.offsets})
+                case TrimRequest():
+                    self._trim(request, group.time_ms)
+        except SeamarkError as error:
+            return error
+        group.apply()
+        return answer
+
+    def _append(self, request: AppendRequest, group: Group) -> Acknowledgement:
+        producer = (
+            StreamProducer(request.producer, request.sequence, request.epoch, request.sparse)
+            if request.producer
+            else None
+        )
+        sizes = {each.shard: BatchSize(each.rows, each.payload_bytes, each.kinds_bytes) for each in request.batches}
+        answer = group.append_sizes(sizes, producer)
+        if answer.duplicate:
+            return answer
+        for each in request.batches:
+            if each.records[0] < self._first_records.get(each.shard, 0):
+                # The replica was paused between its writes, and retention has deleted the rows meanwhile.
+                raise LogUnavailable("The rows were removed before they were appended; send them again")
+        for entry in group.entries:
+            assert isinstance(entry, AppendEntry)
+            for batch, stored in zip(entry.batches, request.batches, strict=True):
+                self._count_unreleased(batch.stream, batch.size_bytes)
+                self._batches.setdefault(batch.shard, []).append(
+                    StoredBatch(
+                        batch.offset,
+                        batch.rows,
+                        batch.payload_bytes,
+                        batch.kinds_bytes,
+                        stored.records,
+                        entry.time_ms,
+                        entry.producer,
+                        entry.sequence,
+                    )
+                )
+        return answer
+
+    def _release(self, offsets: Mapping[Shard, int]) -> None:
+        before = self.state.released_offsets()
+        self.state.release(offsets)
+        for shard in offsets.keys() & before.keys():
+            batches, released = self.batches(shard), self.state.shards[shard].released
+            first = bisect.bisect_right(batches, before[shard], key=lambda batch: batch.end)
+            last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
+            self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
+
+    def _count_unreleased(self, stream: str, size_bytes: int) -> None:
+        self._unreleased[stream] = self._unreleased.get(stream, 0) + size_bytes
+        if not self._unreleased[stream]:
+            del self._unreleased[stream]
+
+    def unreleased_bytes(self, stream: str) -> int:
+        """Return the bytes of the batches of a stream that are not released."""
+        return self._unreleased.get(stream, 0)
+
+    def _drop(self, stream: str) -> None:
+        self._unreleased.pop(stream, None)
+        for shard in [shard for shard in self._batches if shard.stream == stream]:
+            del self._batches[shard]
+        for shard in [shard for shard in self._first_records if shard.stream == stream]:
+            del self._first_records[shard]
+
+    def _trim(self, request: TrimRequest, now_ms: int) -> None:
+        for start in request.starts:
+            shard = Shard(start.stream, start.number)
+            batches, summary = self._batches.get(shard), self.state.shards.get(shard)
+            if batches is None or summary is None or start.offset <= summary.start:
+                continue
+            count = bisect.bisect_right(batches, start.offset, key=lambda batch: batch.end)
+            summary.start = max(summary.start, start.offset)
+            summary.size_bytes -= sum(batch.size_bytes for batch in batches[:count])
+            del batches[:count]
+            # The replica that wrote the request did not know batches that came into the journal before the request.
+            record = min((batch.records[0] for batch in batches), default=start.record)
+            self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
+        self.trimmed_ms = now_ms
+        self.state.keep_ms = request.keep_ms
+        self.state.forget(now_ms, now_ms)
+
+    def batches(self, shard: Shard) -> Sequence[StoredBatch]:
+        """Return the batches of a shard that can be read, ascending."""
+        return self._batches.get(shard, ())
+
+    def first_records(self) -> dict[Shard, int]:
+        """Return Kafka's offset below which the records of a shard may be deleted."""
+        return dict(self._first_records)
+
+    def choose_starts(self, *, oldest_ms: int, batches_max: int, bytes_max: int) -> list[ShardStart]:
+        """Return what retention may remove: released batches before `oldest_ms`, and the oldest beyond the limits.
+
+        Args:
+            oldest_ms: The time from which batches stay.
+            batches_max: The maximum number of batches that stay, apart from those that are not released.
+            bytes_max: The maximum size of the batches that stay, apart from those that are not released.
+        """
+        released: list[list[tuple[int, Shard, int]]] = []
+        for shard, batches in self._batches.items():
+            offset = self.state.shards[shard].released
+            count = bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
+            released.append([(batch.time_ms, shard, place) for place, batch in enumerate(batches[:count])])
+        excess = sum(map(len, self._batches.values())) - batches_max
+        excess_bytes = sum(summary.size_bytes for summary in self.state.shards.values()) - bytes_max
+        counts: dict[Shard, int] = {}
+        for time_ms, shard, place in heapq.merge(*released):
+            if time_ms >= oldest_ms and excess <= 0 and excess_bytes <= 0:
+                break
+            counts[shard] = place + 1
+            excess -= 1
+            excess_bytes -= self._batches[shard][place].size_bytes
+        return [self._start_after(shard, count) for shard, count in counts.items()]
+
+    def _start_after(self, shard: Shard, count: int) -> ShardStart:
+        batches = self._batches[shard]
+        removed, remaining = batches[:count], batches[count:]
+        # Batches of several replicas are in the journal in another order than in the partition.
+        record = min((batch.records[0] for batch in remaining), default=max(b.records[-1] for b in removed) + 1)
+        return ShardStart(shard.stream, shard.number, removed[-1].end, record)
+
+    def summarize(self) -> Head:
+        """Return the state for storage. Later records do not change the answer."""
+        summary = self.state.summarize()
+        copied = structs.replace(
+            summary,
+            shards=[structs.replace(shard) for shard in summary.shards],
+            producers=dict(summary.producers),
+            removed=dict(summary.removed),
+        )
+        shards = [
+            ShardBatches(shard.stream, shard.number, self._first_records.get(shard, 0), list(batches))
+            for shard, batches in self._batches.items()
+        ]
+        return Head(copied, shards)
+
+    def restore(self, head: Head, applied: int) -> None:
+        """Take over a stored state."""
+        self.state.restore(head.state)
+        self.applied = applied
+        self._batches = {Shard(each.stream, each.number): each.batches for each in head.shards}
+        self._first_records = {
+            Shard(each.stream, each.number): each.first_record for each in head.shards if each.first_record
+        }
+        for shard, batches in self._batches.items():
+            released = self.state.shards[shard].released
+            self._count_unreleased(shard.stream, sum(batch.size_bytes for batch in batches if batch.end > released))
+
+    def check_invariants(self) -> None:
+        """Check, for tests, that the batches of each shard end at its watermark and have no gap."""
+        self.state.check_invariants()
+        for shard, batches in self._batches.items():
+            summary = self.state.shards[shard]
+            for before, after in pairwise(batches):
+                assert before.end == after.offset, (shard, before, after)
+            assert not batches or batches[0].offset <= summary.start < batches[0].end, shard
+            assert shard.stream not in self._unreleased or self._unreleased[shard.stream] > 0
+            assert (batches[-1].end if batches else summary.start) == summary.watermark, shard
+
+
+class JournalReader:
+    """Applies the records of a journal from its first record on. A head replaces the records that are deleted.
+
+    Attributes:
+        journal: The state, empty until `is_recovered`.
+    """
+
+    def __init__(self, first: int) -> None:
+        """Begin at the first record of the journal, which has Kafka's offset `first`."""
+        self.journal = JournalState()
+        self.is_recovered = first == 0
+        self._first = first
+        self._waiting: list[tuple[int, JournalGroup]] = []
+        """The groups before the end of the first head."""
+        self._pieces: dict[str, list[bytes]] = {}
+
+    def read(self, offset: int, record: JournalRecord) -> list[Outcome]:
+        """Apply a record; return the outcomes of the requests of a group, if it was applied."""
+        if isinstance(record, HeadPiece):
+            self._read_head(record)
+            self._pass(offset)
+            return []
+        if not self.is_recovered:
+            self._waiting.append((offset, record))
+            return []
+        outcomes = self.journal.apply(record)
+        self._pass(offset)
+        return outcomes
+
+    def _pass(self, offset: int) -> None:
+        if self.is_recovered:
+            self.journal.applied = offset + 1
+
+    def _read_head(self, piece: HeadPiece) -> None:
+        if self.is_recovered:
+            if piece.place == piece.count - 1:
+                self.journal.groups = 0
+            return
+        if piece.after < self._first:  # Records that are missing here follow this head.
+            return
+        pieces = self._pieces.setdefault(piece.head, [])
+        if piece.place != len(pieces):  # The writer has repeated a piece, or the first pieces are deleted.
+            return
+        pieces.append(piece.data)
+        if len(pieces) < piece.count:
+            return
+        self.journal.restore(decode_head(pieces), piece.after)
+        self.is_recovered = True
+        for offset, group in self._waiting:
+            if offset >= piece.after:
+                self.journal.apply(group)
+        self._waiting, self._pieces = [], {}

@@ -1,0 +1,617 @@
+"""The log of a fleet: a `StreamLog` whose rows are in Apache Kafka, for any number of replicas at once.
+
+A shard is a partition. An append of any replica goes two steps: its rows go to the partitions of their shards, then its
+record goes to the journal (`journal.py`), which gives them their offsets. All appends that wait make both steps
+together. Kafka replicates and keeps both; this module has no consensus of its own.
+
+- If the rows cannot be written, the append fails and nothing of it exists: no record of the journal names it.
+- If the outcome of the record is unknown, so is that of the append. It is repeated with the same sequence number.
+- A replica that was paused applies the records that it has missed, before it answers anything that depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import msgspec
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
+    CommitUnknown,
+    Corrupt,
+    LogUnavailable,
+    OffsetOutOfRange,
+    SeamarkError,
+    StreamRemoved,
+    TooLarge,
+    TooManyRequests,
+)
+from seamark.metaserver.log.kafka.broker import Broker, NewRecord
+from seamark.metaserver.log.kafka.journal import (
+    VERSION,
+    AppendRequest,
+    FenceRequest,
+    JournalGroup,
+    ReleaseRequest,
+    RemoveRequest,
+    Request,
+    RowsEntry,
+    StoredBatch,
+    TrimRequest,
+    decode_record,
+    encode_group,
+    encode_head,
+)
+from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState, Outcome
+from seamark.metaserver.log.port import (
+    Acknowledgement,
+    Batch,
+    Record,
+    Shard,
+    ShardState,
+    StreamProducer,
+    StreamProducerState,
+    check_append,
+    check_producer_name,
+)
+from seamark.metaserver.log.state import REMEMBERED_MS
+from seamark.metaserver.log.waiting import Waiters
+
+RECORD_BYTES_MAX = 900_000
+"""The maximum size of a record. Larger batches are in several records: a broker accepts 1 MB by default."""
+RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
+_EVER = 1 << 62
+APPEND_SHARDS_MAX = 2000
+"""The maximum number of shards of an append, so that a group of the journal is one record."""
+_log = structlog.get_logger("seamark.log")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaLimits:
+    """The limits of a log in Kafka.
+
+    Attributes:
+        append_bytes_max: The maximum size of one append.
+        waiting_bytes_max: The maximum size of the appends that wait for the cluster.
+        group_bytes_max: The maximum size of the appends that are written together, except for a larger append.
+        group_requests_max: The maximum number of batches and other requests that one record of the journal has.
+        groups_max: The maximum number of groups that are written at a time.
+        retention_ms: The age at which released rows are removed.
+        retention_bytes: The size above which released rows are removed earlier.
+        batches_max: The maximum number of released batches; the oldest are removed. Their positions are in memory.
+        producers_max: The maximum number of producers that are remembered.
+        head_groups: The number of groups after which the state of the log is written to the journal.
+        answer_timeout_s: How long an append waits for its record of the journal, which is written.
+        open_timeout_s: How long the log may take to open.
+        trim_interval_s: The time between two runs of the retention.
+    """
+
+    append_bytes_max: int = 64 << 20
+    waiting_bytes_max: int = 256 << 20
+    group_bytes_max: int = 16 << 20
+    group_requests_max: int = 4000
+    groups_max: int = 4
+    retention_ms: int = 7 * 86_400_000
+    retention_bytes: int = 64 << 30
+    batches_max: int = 200_000
+    producers_max: int = 50_000
+    head_groups: int = 20_000
+    answer_timeout_s: float = 30
+    open_timeout_s: float = 60
+    trim_interval_s: float = 60
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that waits. `batches` are the rows of an append, without their positions in Kafka."""
+
+    request: Request
+    future: asyncio.Future[Outcome]
+    batches: Mapping[Shard, Batch]
+    size_bytes: int = 0
+
+
+class KafkaLog:
+    """A `StreamLog` in Kafka. Belongs to one event loop; use `open_kafka_log`."""
+
+    def __init__(self, broker: Broker, clock: Clock, limits: KafkaLimits, run_in_thread: RunInThread) -> None:
+        self._run_in_thread = run_in_thread
+        self._broker = broker
+        self._clock = clock
+        self._limits = limits
+        self._writer = str(clock.uuid4())
+        self._reader = JournalReader(0)
+        self._journal = JournalState()
+        self._requests: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._groups: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(limits.groups_max)
+        self._answers: dict[int, list[asyncio.Future[Outcome]]] = {}
+        """The requests of the groups that were written and not read again, by the number of the group."""
+        self._next_group = 0
+        self._waiters = Waiters(lambda shard: self._journal.state.watermark(shard))
+        self._appliers: list[tuple[int, asyncio.Future[None]]] = []
+        """Tasks that wait until the journal is applied up to an offset."""
+        self._asking = asyncio.Lock()
+        self._asked = self._answered = self._end = 0
+        """The last question of this replica for the end of the journal, the last that was answered, and its answer."""
+        self._deleted: dict[Shard, int] = {}
+        """Kafka's offset of each shard up to which this replica has deleted records."""
+        self._dropped: set[str] = set()
+        """The streams whose topics this replica has deleted."""
+        self._failure: str | None = None
+        self.groups = 0
+        """The groups that were written; for metrics."""
+
+    @property
+    def identity(self) -> str:
+        return self._broker.identity
+
+    # -- the journal -------------------------------------------------------------------------------------------------
+
+    def receive(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Apply the next records of the journal, and answer the requests of this replica."""
+        if self._failure is not None:
+            return
+        try:
+            for offset, data in records:
+                record = decode_record(data)
+                outcomes = self._reader.read(offset, record)
+                if isinstance(record, JournalGroup) and record.writer == self._writer:
+                    self._answer(record.number, outcomes)
+        except Exception as error:  # noqa: BLE001  no caller may wait for a state that does not move
+            self._fail(error)
+            return
+        if self._reader.is_recovered and self._reader.journal.applied >= self._journal.applied:
+            self._journal = self._reader.journal
+            self._waiters.wake_all()
+            self._wake_appliers(self._journal.applied)
+
+    def restart(self, start: int) -> None:
+        """Begin again at a later record: this replica was paused so long that records were deleted meanwhile."""
+        self._reader = JournalReader(start)
+        for number in list(self._answers):
+            self._answer(number, None)
+
+    def _answer(self, number: int, outcomes: Sequence[Outcome] | None) -> None:
+        futures = self._answers.pop(number, [])
+        for place, future in enumerate(futures):
+            if future.done():
+                continue
+            if not outcomes:
+                future.set_exception(_unknown())
+            elif isinstance(outcome := outcomes[place], SeamarkError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _wake_appliers(self, applied: int) -> None:
+        for end, future in self._appliers:
+            if end <= applied and not future.done():
+                future.set_result(None)
+        self._appliers = [(end, future) for end, future in self._appliers if not future.done()]
+
+    def _fail(self, error: Exception) -> None:
+        message = error.message if isinstance(error, SeamarkError) else "The log has failed unexpectedly"
+        self._failure = f"{message}. Restart the server then"
+        _log.error("log failed", error=str(error), exc_info=not isinstance(error, SeamarkError))
+        for number in list(self._answers):
+            self._answer(number, None)
+        self._refuse_waiting()
+        self._waiters.close()
+        self._wake_appliers(_EVER)
+
+    async def catch_up(self) -> None:
+        self._check_open()
+        asked = self._asked
+        async with self._asking:
+            if self._answered <= asked:  # Else a question that began after this call has been answered.
+                number = self._asked = self._asked + 1
+                self._end = (await self._broker.journal_range()).end
+                self._answered = number
+            end = self._end
+        await self._wait_applied(end, self._limits.answer_timeout_s)
+
+    async def _wait_applied(self, end: int, timeout_s: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._appliers.append((end, future))
+        self._wake_appliers(self._journal.applied)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            raise LogUnavailable(
+                f"The journal of the log in Kafka was not read within {timeout_s:g} s; retry later"
+            ) from None
+        self._check_open()
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
+        check_append(batches, producer, limit_bytes=self._limits.append_bytes_max)
+        if len(batches) > APPEND_SHARDS_MAX:
+            raise TooLarge(f"An append has at most {APPEND_SHARDS_MAX} shards, not {len(batches)}; send fewer rows")
+        self._check_open()
+        state = self._journal.state
+        for shard in batches:
+            if shard.stream in state.removed:
+                raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
+        if producer is not None:
+            # A repetition is certain, and needs no second copy of its rows. All else is only certain in the journal.
+            previous = state.producers.get(producer.name)
+            if previous is None:
+                self._check_producers(producer.name)
+            elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
+                repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+                return next(repeated, Acknowledgement((), duplicate=True))
+        size_bytes = sum(batch.size_bytes for batch in batches.values())
+        if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
+            raise TooManyRequests(
+                f"{self._waiting_bytes} bytes of rows wait for Kafka, at most {self._limits.waiting_bytes_max}; send "
+                "rows more slowly"
+            )
+        named = (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
+        answer = await self._request(AppendRequest((), *named), dict(batches), size_bytes)
+        return cast(Acknowledgement, answer)
+
+    def _check_producers(self, name: str) -> None:
+        if len(self._journal.state.producers) >= self._limits.producers_max:
+            raise TooManyRequests(
+                f"The log has {self._limits.producers_max} producers already, and {name!r} is new; use fewer names of "
+                "producers, or raise the limit"
+            )
+
+    async def fence(self, name: str) -> StreamProducerState:
+        check_producer_name(name)
+        self._check_open()
+        if name not in self._journal.state.producers:
+            self._check_producers(name)
+        return cast(StreamProducerState, await self._request(FenceRequest(name)))
+
+    async def remove(self, stream: str) -> None:
+        await self._request(RemoveRequest(stream))
+        await self._broker.delete_stream(stream)
+
+    async def release(self, offsets: Mapping[Shard, int]) -> None:
+        self._check_open()
+        shards = self._journal.state.shards
+        moved = tuple(
+            (shard.stream, shard.number, offset)
+            for shard, offset in offsets.items()
+            if shard in shards and shards[shard].released < min(offset, shards[shard].watermark)
+        )
+        if moved:
+            await self._request(ReleaseRequest(moved))
+
+    async def _request(
+        self, request: Request, batches: Mapping[Shard, Batch] | None = None, size_bytes: int = 0
+    ) -> Outcome:
+        self._check_open()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._requests.append(_Waiting(request, future, batches or {}, size_bytes))
+        self._waiting_bytes += size_bytes
+        self._wake.set()
+        return await future
+
+    async def run(self) -> None:
+        """Write groups until the log is closed or fails."""
+        previous = asyncio.Event()
+        previous.set()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._requests and self._failure is None:
+                await self._slots.acquire()
+                await asyncio.sleep(0)  # Every task that is ready may append to this group.
+                journaled = asyncio.Event()
+                task = asyncio.create_task(self._write_group(self._take_group(), previous, journaled), name="log-group")
+                self._groups.add(task)
+                task.add_done_callback(self._groups.discard)
+                previous = journaled
+
+    def _take_group(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        size_bytes = count = 0
+        while self._requests:
+            first = self._requests[0]
+            size_bytes += first.size_bytes
+            count += max(1, len(first.batches))
+            is_full = size_bytes > self._limits.group_bytes_max or count > self._limits.group_requests_max
+            if group and is_full:
+                break
+            self._requests.popleft()
+            self._waiting_bytes -= first.size_bytes
+            if not first.future.done():  # The request was not cancelled.
+                group.append(first)
+        return group
+
+    async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journaled: asyncio.Event) -> None:
+        """Write the rows of a group, then its record of the journal.
+
+        Args:
+            group: The requests.
+            previous: Set when the group before has begun to write its record, or has failed.
+            journaled: The same of this group.
+        """
+        futures = [waiting.future for waiting in group]
+        try:
+            requests = await self._write_rows(group)
+            await previous.wait()
+            number = self._next_group
+            self._next_group += 1
+            record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
+            self._answers[number] = futures
+            written = self._broker.write_journal(encode_group(record))
+            journaled.set()
+            try:
+                async with asyncio.timeout(self._limits.answer_timeout_s):
+                    await written
+                    await asyncio.gather(*futures, return_exceptions=True)
+                self.groups += 1
+            finally:
+                self._answer(number, None)
+        except SeamarkError as error:
+            _refuse(futures, error)
+        except TimeoutError:
+            pass
+        except Exception:  # noqa: BLE001  no caller may wait for a task that has ended
+            _log.exception("a group of the log failed")
+        finally:
+            journaled.set()
+            self._slots.release()
+            _refuse(futures, _unknown())
+
+    async def _write_rows(self, group: list[_Waiting]) -> list[Request]:
+        """Write the rows of a group; return its requests with their positions in Kafka."""
+        records = [
+            NewRecord(shard, piece)
+            for waiting in group
+            for shard, batch in waiting.batches.items()
+            for piece in _pieces(batch)
+        ]
+        offsets: deque[int] = deque()
+        if records:
+            await self._broker.create_partitions({record.shard for record in records})
+            offsets.extend(await self._broker.write(records))
+        requests: list[Request] = []
+        for waiting in group:
+            request = waiting.request
+            if isinstance(request, AppendRequest):
+                entries = [
+                    RowsEntry(
+                        shard.stream,
+                        shard.number,
+                        batch.rows,
+                        len(batch.payload),
+                        len(batch.kinds),
+                        tuple(offsets.popleft() for _ in range(_count_pieces(batch))),
+                    )
+                    for shard, batch in waiting.batches.items()
+                ]
+                request = AppendRequest(
+                    tuple(entries), request.producer, request.sequence, request.epoch, request.sparse
+                )
+            requests.append(request)
+        return requests
+
+    def _refuse_waiting(self) -> None:
+        while self._requests:
+            _refuse([self._requests.popleft().future], LogUnavailable(self._failure or ""))
+        self._waiting_bytes = 0
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def producer(self, name: str) -> StreamProducerState | None:
+        self._check_open()
+        return self._journal.state.producer(name)
+
+    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        self._check_open()
+        return self._journal.state.watermarks(shards)
+
+    async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
+        self._check_open()
+        self._journal.state.check_readable(shard, offset)
+        chosen: list[StoredBatch] = []
+        size_bytes = 0
+        batches = self._journal.batches(shard)
+        for place in range(_place_of(batches, offset), len(batches)):
+            batch = batches[place]
+            size_bytes += batch.size_bytes
+            if (end is not None and batch.offset >= end) or (chosen and size_bytes > limit_bytes):
+                break
+            chosen.append(batch)
+        if not chosen:
+            return []
+        try:
+            values = await self._broker.read(shard, [record for batch in chosen for record in batch.records])
+        except OffsetOutOfRange:
+            await self.catch_up()  # Another replica has removed rows; its record of the journal says which.
+            self._journal.state.check_readable(shard, offset)
+            raise
+        return [_record_of(shard, batch, values) for batch in chosen]
+
+    async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
+        self._check_open()
+        is_reached = await self._waiters.wait(positions, timeout_s)
+        self._check_open()
+        return is_reached
+
+    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+        self._check_open()
+        batches = self._journal.batches(shard)
+        place = bisect.bisect_left(batches, time_ms, key=lambda batch: batch.time_ms)
+        return batches[place].offset if place < len(batches) else self._journal.state.watermark(shard)
+
+    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+        self._check_open()
+        return self._journal.state.shard_states(stream)
+
+    def unreleased_bytes(self, stream: str) -> int:
+        return self._journal.unreleased_bytes(stream)
+
+    # -- retention ---------------------------------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Remove old rows, and write heads, until cancelled."""
+        while True:
+            await asyncio.sleep(self._limits.trim_interval_s)
+            try:
+                await self.trim()
+                if self._journal.groups >= self._limits.head_groups:
+                    await self.write_head()
+            except SeamarkError as error:  # the next run tries again
+                _log.warning("log maintenance failed", error=error.message)
+
+    async def trim(self) -> None:
+        """Remove released rows beyond the retention, forget old producers, and delete topics of removed streams."""
+        self._check_open()
+        limits, now_ms = self._limits, self._clock.now_ms()
+        starts = self._journal.choose_starts(
+            oldest_ms=now_ms - limits.retention_ms,
+            batches_max=limits.batches_max,
+            bytes_max=limits.retention_bytes,
+        )
+        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
+            await self._request(TrimRequest(tuple(starts), limits.retention_ms))
+        before = {
+            shard: record
+            for shard, record in self._journal.first_records().items()
+            if self._deleted.get(shard, 0) < record
+        }
+        if before:
+            await self._broker.delete_records(before)
+            self._deleted.update(before)
+        for stream in self._journal.state.removed.keys() - self._dropped:
+            await self._broker.delete_stream(stream)
+            self._dropped.add(stream)
+
+    async def write_head(self) -> None:
+        """Write the state of the log to the journal, and delete the records before it."""
+        self._check_open()
+        journal = self._journal
+        head, after = journal.summarize(), journal.applied
+        pieces = await self._run_in_thread(partial(encode_head, head, str(self._clock.uuid4()), after))
+        for piece in pieces:
+            await self._broker.write_journal(piece)
+        await self._broker.delete_journal(after)
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Read the journal up to its present end.
+
+        Raises:
+            LogUnavailable: Kafka does not answer, or the journal has no state to begin with.
+        """
+        start, end = await self._broker.journal_range()
+        self._reader = JournalReader(start)
+        self._broker.follow_journal(start, self)
+        await self._wait_applied(end, self._limits.open_timeout_s)
+
+    def close(self) -> None:
+        """Refuse all later calls."""
+        self._failure = self._failure or "The log is closed, because the server stops; retry later"
+        self._refuse_waiting()
+        self._waiters.close()
+        self._wake_appliers(_EVER)
+
+    def cancel_groups(self) -> list[asyncio.Task[None]]:
+        """Cancel the groups that are being written; return their tasks."""
+        for task in self._groups:
+            task.cancel()
+        return list(self._groups)
+
+    def check_invariants(self) -> None:
+        """Check, for tests, the conditions that are true after every step."""
+        self._journal.check_invariants()
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """Return, for tests, the number of applied records of the journal and the state after them."""
+        return self._journal.applied, msgspec.msgpack.encode(self._journal.summarize())
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise LogUnavailable(self._failure)
+
+
+def _unknown() -> CommitUnknown:
+    return CommitUnknown(
+        "Kafka did not answer while it stored the rows: they may be stored or not. Repeat the request with the same "
+        "sequence number"
+    )
+
+
+def _refuse(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _pieces(batch: Batch) -> list[bytes]:
+    """Return the records of a batch: its payload, then its kinds."""
+    data = batch.payload + batch.kinds if batch.kinds else batch.payload
+    if len(data) <= RECORD_BYTES_MAX:
+        return [data]
+    return [data[start : start + RECORD_BYTES_MAX] for start in range(0, len(data), RECORD_BYTES_MAX)]
+
+
+def _count_pieces(batch: Batch) -> int:
+    return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
+
+
+def _record_of(shard: Shard, stored: StoredBatch, values: Mapping[int, bytes]) -> Record:
+    pieces = [values[record] for record in stored.records]
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if len(data) != stored.size_bytes:
+        raise Corrupt(
+            f"The record {stored.records[0]} of shard {shard.number} of stream {shard.stream} in Kafka has {len(data)} "
+            f"bytes instead of {stored.size_bytes}: another program has written to the topics of the log"
+        )
+    payload, kinds = data[: stored.payload_bytes], data[stored.payload_bytes :]
+    batch = Batch(stored.rows, payload, kinds)
+    return Record(shard, stored.offset, batch, stored.time_ms, stored.producer, stored.sequence)
+
+
+def _place_of(batches: Sequence[StoredBatch], offset: int) -> int:
+    return bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
+
+
+@asynccontextmanager
+async def open_log_over(
+    broker: Broker, clock: Clock, limits: KafkaLimits, *, run_in_thread: RunInThread = asyncio.to_thread
+) -> AsyncIterator[KafkaLog]:
+    """Open a log over a cluster.
+
+    Args:
+        broker: The cluster.
+        clock: The clock.
+        limits: The limits.
+        run_in_thread: Runs the encoding of heads.
+
+    Raises:
+        LogUnavailable: Kafka does not answer.
+    """
+    log = KafkaLog(broker, clock, limits, run_in_thread)
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await log.recover()
+        tasks += [
+            asyncio.create_task(log.run(), name="log-writer"),
+            asyncio.create_task(log.maintain(), name="log-maintenance"),
+        ]
+        yield log
+    finally:
+        log.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *log.cancel_groups(), return_exceptions=True)

@@ -1,0 +1,162 @@
+"""The journal of the log in Kafka: every replica that has applied the same records has the same state."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from seamark.formats.runtime.errors import LogUnavailable
+from seamark.metaserver.log.kafka import journal
+from seamark.metaserver.log.kafka.journal import (
+    VERSION,
+    AppendRequest,
+    FenceRequest,
+    JournalGroup,
+    JournalRecord,
+    ReleaseRequest,
+    RemoveRequest,
+    Request,
+    RowsEntry,
+    ShardStart,
+    TrimRequest,
+    decode_record,
+    encode_group,
+    encode_head,
+)
+from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
+from seamark.metaserver.log.port import Acknowledgement, Shard
+from tests.seeds import examples, first_seed
+
+A = Shard("t", 0)
+HOUR_MS = 3_600_000
+
+
+def group(*requests: Request, time_ms: int = 1) -> JournalGroup:
+    return JournalGroup(VERSION, "writer", 0, time_ms, requests)
+
+
+def rows(record: int, *, rows: int = 1, shard: Shard = A) -> AppendRequest:
+    """Return an append without a producer, whose rows are in one record of Kafka."""
+    return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, (record,)),))
+
+
+def state_of(state: JournalState) -> bytes:
+    return msgspec.msgpack.encode(state.summarize())
+
+
+def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalReader:
+    """Return a replica that has read the records from Kafka's offset `start` on."""
+    reader = JournalReader(start)
+    for offset, record in records:
+        if offset >= start:
+            reader.read(offset, record)
+    return reader
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged=5)))
+def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
+    rng = random.Random(seed)
+    first = JournalReader(0)
+    records: list[tuple[int, JournalRecord]] = []
+    heads: list[int] = []
+    kafka = 0
+
+    def write(data: bytes) -> None:
+        record = decode_record(data)
+        first.read(len(records), record)
+        records.append((len(records), record))
+
+    for step in range(60):
+        now_ms, shard = step * HOUR_MS, Shard(rng.choice("st"), rng.randrange(2))
+        watermark = first.journal.state.watermark(shard)
+        kind = rng.random()
+        if kind < 0.6:
+            kafka += 1
+            entry = RowsEntry(shard.stream, shard.number, rng.randint(1, 3), 10, 0, (kafka,))
+            name = rng.choice(("", "p", "q"))
+            request: Request = AppendRequest((entry,), name, rng.randrange(9) if name else -1, 0, sparse=True)
+        elif kind < 0.8:
+            request = ReleaseRequest(((shard.stream, shard.number, rng.randint(0, watermark)),))
+        elif kind < 0.85:
+            request = FenceRequest(rng.choice("pq"))
+        elif kind < 0.87:
+            request = RemoveRequest("s")
+        else:
+            starts = first.journal.choose_starts(oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30)
+            request = TrimRequest(tuple(starts), 20 * HOUR_MS)
+        write(encode_group(group(request, time_ms=now_ms)))
+        first.journal.check_invariants()
+        if rng.random() < 0.1:
+            after = first.journal.applied
+            for piece in encode_head(first.journal.summarize(), f"head {step}", after):
+                if rng.random() < 0.3:  # Another replica writes meanwhile.
+                    kafka += 1
+                    write(encode_group(group(rows(kafka), time_ms=now_ms)))
+                write(piece)
+            heads.append(after)
+    for after in heads:
+        later = read_all(records, after)
+        assert later.is_recovered
+        assert later.journal.applied == len(records)
+        assert state_of(later.journal) == state_of(first.journal)
+        later.journal.check_invariants()
+
+
+def test_a_head_of_an_earlier_state_than_the_first_record_is_no_beginning() -> None:
+    state = JournalState()
+    state.apply(group(rows(0)))
+    (early,) = encode_head(state.summarize(), "early", 1)
+    state.apply(group(rows(1)))
+    (late,) = encode_head(state.summarize(), "late", 2)
+    reader = JournalReader(2)
+    reader.read(2, decode_record(early))
+    assert not reader.is_recovered
+    reader.read(3, decode_record(late))
+    assert reader.is_recovered
+    assert reader.journal.state.watermark(A) == 2
+
+
+def test_rows_that_came_into_the_journal_before_the_retention_stay_readable() -> None:
+    """Another replica has written its rows to Kafka earlier, and its record of the journal later."""
+    state = JournalState()
+    state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))
+    (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
+    assert start == ShardStart("t", 0, 1, 6)
+    state.apply(group(rows(4)))
+    state.apply(group(TrimRequest((start,), HOUR_MS)))
+    assert state.first_records() == {A: 4}
+    assert [batch.records for batch in state.batches(A)] == [(4,)]
+
+
+def test_an_append_whose_rows_are_deleted_is_refused() -> None:
+    state = JournalState()
+    state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))
+    state.apply(group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
+    refused, accepted = state.apply(group(rows(3), rows(6)))
+    assert isinstance(refused, LogUnavailable)
+    assert isinstance(accepted, Acknowledgement)
+    assert accepted.positions[0].offset == 1
+
+
+def test_retention_removes_the_oldest_released_batches_first() -> None:
+    state = JournalState()
+    for number in range(6):
+        state.apply(group(rows(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
+    state.apply(group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
+    assert state.unreleased_bytes("t") == 20
+    by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
+    assert {(start.number, start.offset) for start in by_age} == {(0, 1), (1, 1)}
+    by_count = state.choose_starts(oldest_ms=0, batches_max=5, bytes_max=1 << 30)
+    assert {(start.number, start.offset) for start in by_count} == {(0, 1)}
+    by_size = state.choose_starts(oldest_ms=0, batches_max=9, bytes_max=35)
+    assert {(start.number, start.offset) for start in by_size} == {(0, 2), (1, 1)}
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    with pytest.raises(LogUnavailable, match="version 2"):
+        decode_record(encode_group(JournalGroup(2, "writer", 0, 1, ())))
+    with pytest.raises(LogUnavailable, match="upgrade this server"):
+        decode_record(b"no record")

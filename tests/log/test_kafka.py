@@ -1,0 +1,147 @@
+"""The log in Apache Kafka, over a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError, LogUnavailable, OffsetOutOfRange, SequenceGap
+from seamark.metaserver.log.kafka import client
+from seamark.metaserver.log.kafka.address import KafkaAddress, parse_address
+from seamark.metaserver.log.kafka.client import open_kafka_log
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog
+from seamark.metaserver.log.port import Batch, StreamProducer
+from tests.log.contract import (
+    LIMIT_BYTES,
+    OTHER,
+    A,
+    B,
+    DurableLogContract,
+    Opener,
+    StreamLogContract,
+    batch,
+    read_all,
+    texts,
+)
+from tests.services.kafka import Kafka
+from tests.services.process import free_port
+
+
+class TestKafkaLog(StreamLogContract, DurableLogContract):
+    @pytest.fixture
+    async def log(self, opener: Opener) -> AsyncIterator[KafkaLog]:
+        async with opener() as log:
+            yield log
+
+    @pytest.fixture
+    def opener(self, kafka: Kafka) -> Opener:
+        address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+        return partial(open_kafka_log, address, SystemClock(), KafkaLimits())
+
+
+@pytest.fixture
+async def two_logs(kafka: Kafka) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
+    """Two processes that have the same log open."""
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with (
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+    ):
+        yield first, second
+
+
+async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
+    first, second = two_logs
+    assert first.identity == second.identity
+    appends = []
+    for number in range(20):
+        for name, log in (("a", first), ("b", second)):
+            text = batch(f"{name}{number}")
+            appends.append(log.append({A: text, OTHER: text}))
+    await asyncio.gather(*appends)
+    await first.append({A: batch("p0")}, StreamProducer("p", 0))
+    assert (await second.append({A: batch("p0")}, StreamProducer("p", 0))).duplicate
+    await second.append({A: batch("p1")}, StreamProducer("p", 1))
+    with pytest.raises(SequenceGap):
+        await first.append({A: batch("p3")}, StreamProducer("p", 3))
+    await first.catch_up()
+    assert first.watermarks([A, OTHER]) == {A: 42, OTHER: 40}
+    assert await texts(first, OTHER) == (await texts(first, A))[:40]
+    for shard in (A, OTHER):
+        assert await read_all(first, shard) == await read_all(second, shard)
+
+
+async def test_released_rows_are_deleted_and_a_head_replaces_the_journal(kafka: Kafka) -> None:
+    limits = KafkaLimits(batches_max=3)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), limits) as log:
+        for number in range(8):
+            await log.append({A: batch(str(number), 10)}, StreamProducer("p", number))
+        await log.release({A: 65})
+        await log.trim()
+        assert log.shards()[A].start == 50
+        with pytest.raises(OffsetOutOfRange, match="has the rows 50 to 80"):
+            await log.read(A, 49, limit_bytes=LIMIT_BYTES)
+        await log.write_head()
+        await log.append({A: batch("8", 10)}, StreamProducer("p", 8))
+        states, records = log.shards(), await read_all(log, A, 50)
+    async with open_kafka_log(address, SystemClock(), limits) as log:
+        assert log.shards() == states
+        assert await read_all(log, A, 50) == records
+        assert [record.batch.payload for record in records] == [b"5", b"6", b"7", b"8"]
+        assert (await log.append({A: batch("8", 10)}, StreamProducer("p", 8))).duplicate
+
+
+async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) -> None:
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+        await log.append({A: large, B: batch("small")})
+        (record,) = await log.read(A, 0, limit_bytes=1)
+        assert record.batch == large
+
+
+async def test_a_cluster_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
+    address = KafkaAddress(servers=f"127.0.0.1:{free_port()}", prefix="none")
+    with pytest.raises(LogUnavailable, match="retry later"):
+        async with open_kafka_log(address, SystemClock(), KafkaLimits()):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kafka://host:9092", "begin with 1 to 100 letters"),
+        ("kafka://host:9092/a_b", "'a_b'"),
+        ("kafka://host/seamark", "give kafka://host:port"),
+        ("kafka:/host:9092/seamark", "give kafka://host:port"),
+        ("kafka://host:9092,host:0/seamark", "give kafka://host:port"),
+    ],
+)
+def test_an_invalid_address_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_address(text, "")
+
+
+def test_a_properties_file_may_not_weaken_the_promises_of_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# TLS\nsecurity.protocol = SSL\nssl.ca.location=/ca.pem\n\nsasl.password=a=b\n")
+    address = parse_address("kafka://a:1,b:2/sea.mark", str(file))
+    assert (address.servers, address.journal) == ("a:1,b:2", "sea.mark.journal")
+    assert dict(address.properties) == {
+        "security.protocol": "SSL",
+        "ssl.ca.location": "/ca.pem",
+        "sasl.password": "a=b",
+    }
+    for line, message in (("acks=1", "sets acks"), ("nonsense", "line 1"), ("isolation.level=x", "isolation.level")):
+        file.write_text(line)
+        with pytest.raises(ConfigError, match=message):
+            parse_address("kafka://a:1/x", str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_address("kafka://a:1/x", str(tmp_path / "missing"))

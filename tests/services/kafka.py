@@ -1,0 +1,91 @@
+"""An Apache Kafka broker: one process that is also its controller (KRaft), from jars that `make services` copies."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.services.java import SHORT_LIVED, java_17
+from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port
+
+_CLUSTER_ID = "c2VhbWFyay10ZXN0cy0wMQ"
+_DIRECTORY_ID = "c2VhbWFyay1mb2xkZXItMQ"
+_LOGGING = """\
+status = warn
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c %m%n
+"""
+
+
+class Kafka:
+    """A running broker."""
+
+    def __init__(self, process: ManagedProcess, port: int) -> None:
+        self.process = process
+        self.address = f"127.0.0.1:{port}"
+        self._prefixes = itertools.count()
+
+    def create_prefix(self) -> str:
+        """Return a prefix of topics that no other test uses."""
+        return f"t{next(self._prefixes)}"
+
+    def answers(self) -> bool:
+        """Return whether the broker serves requests."""
+        with contextlib.suppress(KafkaException):
+            client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            return bool(client.list_topics(timeout=1).brokers)
+        return False
+
+
+@contextmanager
+def kafka_broker(folder: Path) -> Iterator[Kafka]:
+    """Start a broker whose files are below `folder`; yield it."""
+    jars = CACHE / "kafka"
+    if not any(jars.glob("kafka_2.13-*.jar")):
+        raise ServiceFailed("the jars of Kafka are not in .cache/kafka; run `make services`")
+    data = folder / "data"
+    data.mkdir(parents=True)
+    # A formatted folder, without the second start of a JVM that kafka-storage.sh takes.
+    (data / "meta.properties").write_text(
+        f"version=1\nnode.id=1\ncluster.id={_CLUSTER_ID}\ndirectory.id={_DIRECTORY_ID}\n"
+    )
+    port, controller_port = free_port(), free_port()
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+    }
+    properties, logging = folder / "server.properties", folder / "log4j2.properties"
+    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    logging.write_text(_LOGGING)
+    options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
+    argv = [java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
+    process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)
+    kafka = Kafka(process, port)
+    process.start(kafka.answers, timeout_s=60)
+    try:
+        yield kafka
+    finally:
+        process.stop(grace_s=1)

@@ -1,0 +1,120 @@
+"""Several servers over one database and one log in Kafka: any of them takes rows, and any of them shows all rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.streams.stream_table import StreamTable
+from tests.services.kafka import Kafka
+from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.waits import until
+
+LEASE_S = 1.0
+
+
+def shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
+    """Return the settings that all servers of a fleet have."""
+    return {
+        "database": postgres_url,
+        "warehouse": f"file://{folder / 'warehouse'}",
+        "stream_log": f"kafka://{kafka.address}/{kafka.create_prefix()}",
+        "peer_lease_s": LEASE_S,
+    }
+
+
+@asynccontextmanager
+async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[Stream]]:
+    """Run two servers with the table `db.t`."""
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(streaming(folder / name, **settings)) for name in ("a", "b")]
+        await create(streams[0])
+        yield streams
+
+
+@pytest.fixture
+async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Stream]]:
+    async with open_fleet(tmp_path, **shared_settings(kafka, postgres_url, tmp_path)) as streams:
+        yield streams
+
+
+async def _tables(fleet: list[Stream]) -> list[StreamTable]:
+    """Return the open table of each server."""
+    tables = []
+    for stream in fleet:
+        entry = await stream.server.components.catalog.tables.entry(("db",), "t")
+        tables.append(await stream.server.components.streams.open(entry))
+    return tables
+
+
+async def test_rows_that_one_server_acknowledged_are_read_through_the_other(fleet: list[Stream]) -> None:
+    first, second = fleet
+    await first.post({"id": 1})
+    assert await second.ids() == [1]
+    for number in range(2, 8):
+        await fleet[number % 2].post({"id": number})
+        assert await fleet[(number + 1) % 2].ids() == list(range(1, number + 1))
+    await second.flush()
+    await first.post({"id": 8})
+    for stream in fleet:
+        assert await stream.ids() == list(range(1, 9))
+
+
+async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[Stream]) -> None:
+    first, second = fleet
+    answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
+    repeated = await second.post({"id": 1}, query="?producer=p&sequence=0")
+    assert repeated == answer | {"duplicate": True}
+    await second.post({"id": 2}, query="?producer=p&sequence=1")
+    status, message = await first.refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
+    assert (status, "send append 2 first" in message) == (409, True)
+    assert await first.ids() == [1, 2]
+
+
+async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -> None:
+    for number in range(10):
+        await fleet[number % 2].post({"id": number})
+    tables = await _tables(fleet)
+    outcomes = await asyncio.gather(*(table.flush() for table in tables), return_exceptions=True)
+    await asyncio.gather(*(table.flush() for table in tables))
+    assert any(isinstance(outcome, int) for outcome in outcomes), outcomes
+    for stream in fleet:
+        assert await stream.ids() == list(range(10))
+
+
+async def test_only_the_owner_keeps_rows_and_flushes_those_of_all_servers(
+    kafka: Kafka, postgres_url: str, tmp_path: Path
+) -> None:
+    settings = shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
+    async with open_fleet(tmp_path, **settings) as fleet:
+        tables = await _tables(fleet)
+        await until(lambda: [table.keeps_rows for table in tables].count(True) == 1)
+        for number in range(8):
+            await fleet[number % 2].post({"id": number})
+        await until(lambda: not any(table.unflushed_rows for table in tables))
+        other = next(table for table in tables if not table.keeps_rows)
+        assert not other.fresh_files()
+        assert other.oldest_ms is None
+        for stream in fleet:
+            assert await stream.ids() == list(range(8))
+
+
+async def test_a_table_of_a_server_that_stopped_gets_another_owner(
+    kafka: Kafka, postgres_url: str, tmp_path: Path
+) -> None:
+    settings = shared_settings(kafka, postgres_url, tmp_path)
+    async with streaming(tmp_path / "a", **settings) as first:
+        await create(first)
+        await first.post({"id": 1})
+        await first.flush()
+        await first.post({"id": 2})
+    async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second:
+        uuid = (await second.server.components.catalog.tables.entry(("db",), "t")).uuid
+        tables = second.server.components.streams.tables
+        await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})
+        assert await second.ids() == [1, 2]
