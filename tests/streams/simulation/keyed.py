@@ -160,11 +160,9 @@ class KeyedWorld(World):
         super().__init__(seed, **options)
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
-        self.log_limits = KEEPS_LOG
+        self.log_limits = KEEPS_LOG  # The model is the log, so nothing is removed from it.
         self.compactions = self.replays = 0
         self._offsets: dict[tuple[int, str], Mapping[int, int]] = {}
-        # The model is the log, so nothing is removed from it.
-        self.shared_log.trim = lambda: None
 
     def create_table(self) -> None:
         super().create_table()
@@ -234,7 +232,7 @@ class KeyedWorld(World):
         if missing := [file for file in files if file not in self.storage.objects]:
             raise Broken(f"a plan names {missing[0]}, which is gone")
         lines = list(self._live_lines(files))
-        log = self.shared_log if self.is_fleet else process.log
+        log = process.log
         if process.is_alive and log is not None:
             await self._compare(log, uuid, fresh.offsets, lines, required)
         return Counter()
@@ -268,6 +266,6 @@ class KeyedWorld(World):
 
     async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
-        log = self.shared_log if self.is_fleet else self.live()[0].log
+        log = self.live()[0].log
         assert log is not None
         await self._compare(log, table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
