@@ -34,12 +34,15 @@ def rewrite_files(
 ) -> WrittenFiles:
     """Write the remaining rows of these files, and the new rows.
 
-    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for
-    updated rows. If an error occurs, the written files are deleted.
+    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for updated
+    rows. If an error occurs, the written files are deleted.
 
     Args:
-        files: The rows to leave out.
-        protection: The encryption of the files of new rows; other rows keep their encryption.
+        opened: The table.
+        target: The write target of the table.
+        files: The rows to leave out, by file.
+        new: The new rows.
+        protection: The encryption of the files with new rows. Other rows keep their encryption.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -49,7 +52,7 @@ def rewrite_files(
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # The column is found by its place, because a column of the table may have the name of the position column.
+    # The column is found by its place, because a column of the table may have the same name as the position column.
     columns = list(range(len(names)))
     partly_matched = {file.task.path: file for file in files if not file.is_whole}
     divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)

@@ -390,7 +390,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
-        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "no record index is on the key id"),
+        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
     for given, how, says in cases:
         with pytest.raises(Unwritable, match=says):
@@ -407,7 +407,7 @@ def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
         upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
     with pytest.raises(ValueError, match="strategy is 'guess'"):
         delete(client, "db.t", keys=rows((1, "de")).select(["id"]), strategy="guess")
-    with pytest.raises(ValueError, match="give either keys or a predicate"):
+    with pytest.raises(ValueError, match="set either keys or a predicate"):
         delete(client, "db.t")
 
 
