@@ -380,7 +380,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (rows((1, "de")), {"keys": []}, "at least one"),
-        (rows((1, "de")), {"keys": ["id", "id"]}, "no column twice"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
