@@ -171,5 +171,5 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
 
 
 def _snapshot_options(at: At) -> dict[str, str]:
-    named = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
-    return {name: str(value) for name, value in named.items() if value is not None}
+    options = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
+    return {name: str(value) for name, value in options.items() if value is not None}

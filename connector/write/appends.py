@@ -72,17 +72,17 @@ class Destination:
         The result is None if there is nothing to commit and no producer number to record. The docstring of `commit`
         describes the state after an error.
         """
-        named = producer_json(producer)
+        producer_value = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
-        if is_empty and named is None:
+        if is_empty and producer_value is None:
             return None
         written = written.limit_indexes(self.target.storage)
         change = {"operation": "append"} if is_empty else self.change
         body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}
-        if named is not None:
-            body["producer"] = named
+        if producer_value is not None:
+            body["producer"] = producer_value
         return commit(client, self.table, body, partial(written.discard, self.target.storage))
 
 

@@ -102,10 +102,10 @@ def read_joined_tables(
     Raises:
         BadRequest: A table has more than `rows_max` rows.
     """
-    named = [*by, *(column for join in joins.values() for column in join.on)]
+    column_names = [*by, *(column for join in joins.values() for column in join.on)]
     rows_by_name = {}
     for name, join in joins.items():
-        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        used = [text.removeprefix(f"{name}.") for text in column_names if text.startswith(f"{name}.")]
         columns = list(dict.fromkeys([*join.on.values(), *used]))
         rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
         if rows_max is not None and rows.num_rows > rows_max:

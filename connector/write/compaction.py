@@ -377,8 +377,12 @@ class _Copies:
                 for copy in running:
                     copy.cancel()
                 wait(running)
-                done = [copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None]
-                WrittenFiles.join([*done, WrittenFiles((), tuple(indexes.written))]).discard(self.target.storage)
+                written_parts = [
+                    copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None
+                ]
+                WrittenFiles.join([*written_parts, WrittenFiles((), tuple(indexes.written))]).discard(
+                    self.target.storage
+                )
                 raise
         return WrittenFiles.join([*parts, WrittenFiles((), index_files, skipped)]), counts
 

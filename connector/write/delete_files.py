@@ -327,13 +327,13 @@ def write_equality_deletes(
     sources = {source for field in spec.fields if not field.is_void for source in field.sources}
     missing = sources - {field.id for field in schema.fields}
     if missing:
-        named = [
+        partition_columns = [
             target.schema.index.by_id[column_id].name
             for column_id in sorted(missing)
             if column_id in target.schema.index.by_id
         ]
         raise Unwritable(
-            f"the table is partitioned by {', '.join(named) or 'dropped columns'}, not in the key "
+            f"the table is partitioned by {', '.join(partition_columns) or 'dropped columns'}, not in the key "
             f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
     arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)

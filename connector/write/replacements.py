@@ -467,7 +467,9 @@ def replace_batches(
                     report.given_up += 1
                     report.waste(NOT_BETTER, size_bytes)
                     continue
-                done = commit_replacement(client, new, other_tasks, branch=branch, summary=summary, operation=operation)
+                outcome = commit_replacement(
+                    client, new, other_tasks, branch=branch, summary=summary, operation=operation
+                )
             except Conflict as error:
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
@@ -480,16 +482,16 @@ def replace_batches(
                 # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))
                 continue
-            replaced = {task.path for task in done.tasks}
+            replaced = {task.path for task in outcome.tasks}
             tasks = [task for task in tasks if task.path not in replaced]
-            useful = (size_bytes - done.bytes_left) * (1 - done.rows_deleted / max(1, done.written.rows))
+            useful = (size_bytes - outcome.bytes_left) * (1 - outcome.rows_deleted / max(1, outcome.written.rows))
             report.waste(ROWS, size_bytes - int(useful))
-            batch, size_bytes = done.tasks, sum(task.size_bytes for task in done.tasks)
+            batch, size_bytes = outcome.tasks, sum(task.size_bytes for task in outcome.tasks)
             report.commits += 1
-            report.files_after += len(done.written.files)
-            report.bytes_after += done.written.size_bytes
-            report.rows += done.written.rows
-            report.rows_deleted += done.rows_deleted
+            report.files_after += len(outcome.written.files)
+            report.bytes_after += outcome.written.size_bytes
+            report.rows += outcome.written.rows
+            report.rows_deleted += outcome.rows_deleted
             report.row_groups_copied += new.copies.copied
             report.bytes_copied += new.copies.copied_bytes
             for reason, count in new.copies.encoded.items():

@@ -67,9 +67,9 @@ def rewrite_files(
             reader = TaskReader(read_plan, opened.storage, keys=opened.keys, check=check)
             with TableWriter(target, protection=file_protection) as writer:
                 for task in tasks:
-                    gone = partly_matched[task.path].positions
+                    deleted_positions = partly_matched[task.path].positions
                     for batch in reader.read(task):
-                        remaining = ~np.isin(batch.column(len(names)).to_numpy(), gone, assume_unique=True)
+                        remaining = ~np.isin(batch.column(len(names)).to_numpy(), deleted_positions, assume_unique=True)
                         if remaining.any():
                             writer.write(batch.select(columns).filter(pa.array(remaining)))
                 for batch in new if scheme == new_like else ():

@@ -101,8 +101,8 @@ def _stored_rows(block: QueryBlock) -> _StoredRows | None:
     if exact is not None and stored is not None and stored.size == exact.size:
         return _StoredRows(all_of([below.where, stored]), exact=True)
     # A null that replaces a value, as in grouping sets, is not in the table.
-    sure = weaken(block.where.condition, lambda atom: atom if atom.rejects_null else None)
-    weaker = _move_to_table(comparisons_of(sure), source)
+    certain_condition = weaken(block.where.condition, lambda atom: atom if atom.rejects_null else None)
+    weaker = _move_to_table(comparisons_of(certain_condition), source)
     return _StoredRows(all_of([below.where, weaker]), exact=False)
 
 

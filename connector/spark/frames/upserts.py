@@ -149,8 +149,14 @@ class UpsertRequest:
         Raises:
             Unwritable: A column is missing or occurs twice.
         """
-        named = [*self.resolved_keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
-        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*row_columns, *named]))
+        named_columns = [
+            *self.resolved_keys,
+            *(self.columns or ()),
+            *([] if self.precombine is None else [self.precombine]),
+        ]
+        needed = list(
+            dict.fromkeys(named_columns if self.deletes or self.columns is not None else [*row_columns, *named_columns])
+        )
         for name in needed:
             if (times := row_columns.count(name)) != 1:
                 columns_found = "no column" if not times else f"{times} columns"

@@ -92,9 +92,9 @@ class Options:
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
         client, table = client_and_table(options)
-        named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
-        if len(named) > 1:
-            raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
+        selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
+        if len(selectors) > 1:
+            raise BadRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
         at = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -103,8 +103,8 @@ class Options:
         columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         start, end = _parse_number(options, "start-snapshot-id"), _parse_number(options, "end-snapshot-id")
         with_changes = parse_flag(options, "changes", False)
-        if end is not None and named:
-            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
+        if end is not None and selectors:
+            raise BadRequest(f"{selectors[0]} and end-snapshot-id are both given; select the snapshot with one of them")
         return Options(
             client=client,
             table=table,

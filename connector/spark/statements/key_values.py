@@ -108,11 +108,11 @@ def keys_of_condition(
         elif kind == "InSubquery":
             sought = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
-            named = [column for column in sought if column is not None]
-            if len(named) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
+            key_columns = [column for column in sought if column is not None]
+            if len(key_columns) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
                 outputs = to_list(plan.output())
-                pairs = dict(zip(named, outputs, strict=True))
-                once = len(pairs) == len(named)
+                pairs = dict(zip(key_columns, outputs, strict=True))
+                once = len(pairs) == len(key_columns)
                 key_values.append(
                     _project_values(catalyst, build, pairs, partial(_return_plan, plan), whole=whole and once)
                 )
