@@ -1,4 +1,4 @@
-"""Divides items, such as files, into groups within limits of size and number."""
+"""Divides items, such as files, into groups with a limited size and number of items."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
     """Divide successive items into groups.
 
-    For each limit, the weights of the items of a group add up to at most the limit. An item above a limit is a
-    separate group.
+    For each limit, the sum of the weights of a group's items is at most the limit. An item above a limit is a group of
+    its own.
     """
     group: list[T] = []
     total = (0,) * len(limits)

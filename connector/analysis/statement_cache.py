@@ -115,10 +115,10 @@ class StatementReader:
         Raises:
             TimeoutError: The deadline has passed.
         """
-        key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
+        key = (text, tuple(sorted((str(names), table.version) for names, table in tables.items())))
         statement = self._known.get(key)
         if statement is None:
-            columns = {names: known.columns for names, known in tables.items()}
+            columns = {names: table.columns for names, table in tables.items()}
             async with asyncio.timeout_at(until_s):
                 statement = await self._flights.run(key, lambda: self._in_thread(key, columns))
         return statement

@@ -89,10 +89,10 @@ def predicate_of(planned: PlannedScan) -> str:
 class ViewPlanner:
     """Loads the views of statements, and creates plan views for them. A planner belongs to one event loop."""
 
-    def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
+    def __init__(self, seamark: Seamark, reader: StatementReader, resolve_name: ResolveName) -> None:
         self._seamark = seamark
         self._reader = reader
-        self._named = named
+        self._named = resolve_name
         self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
         self._left_alone: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
 
@@ -340,11 +340,11 @@ def _drop_incomplete(
     """
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
-        gone = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
-        if not gone and len(good) == len(names):
+        unusable = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
+        if not unusable and len(good) == len(names):
             return names, plans
-        names = {view: name for view, name in good.items() if view not in gone}
-        plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
+        names = {view: name for view, name in good.items() if view not in unusable}
+        plans = drop_scans([at for at in unusable if at in plans], plans, planned_scans, dimensions)
 
 
 def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:

@@ -211,8 +211,8 @@ def _send(
     query: Mapping[str, str] | None = None,
 ) -> bytes:
     """Send a request only once. The server would refuse the repeat of a request that has succeeded."""
-    sent = None if body is None else json.dumps(body).encode()
-    return client._request(method, path, query or {}, sent, repeatable=False)
+    payload = None if body is None else json.dumps(body).encode()
+    return client._request(method, path, query or {}, payload, repeatable=False)
 
 
 def namespace_route(client: SeamarkClient, namespace: Name) -> str:

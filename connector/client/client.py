@@ -424,9 +424,9 @@ class SeamarkClient:
             BadRequest: The keys have other columns or types than the index.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
-        sent = {"Content-Type": ARROW_STREAM}
+        headers = {"Content-Type": ARROW_STREAM}
         body = self._request(
-            "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=sent
+            "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=headers
         )
         try:
             return lookup_of(self._table(body))
@@ -456,15 +456,15 @@ class SeamarkClient:
             BadRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
-        asked = {"deletes": deletes, **optional, **at.to_query()}
+        parameters = {"deletes": deletes, **optional, **at.to_query()}
         while True:
-            body = json.dumps(asked).encode()
+            body = json.dumps(parameters).encode()
             page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
             yield from file_rows_of(page)
             token = (page.schema.metadata or {}).get(b"next-page-token")
             if token is None:
                 return
-            asked["page-token"] = token.decode()
+            parameters["page-token"] = token.decode()
 
     # Requests
 
@@ -508,12 +508,12 @@ class SeamarkClient:
         Args:
             token: The name of the query parameter that requests the next page.
         """
-        asked = dict(query)
+        parameters = dict(query)
         while True:
-            page = self._json("GET", path, asked)
+            page = self._json("GET", path, parameters)
             yield page
-            asked[token] = page.get("next-page-token")
-            if not asked[token]:
+            parameters[token] = page.get("next-page-token")
+            if not parameters[token]:
                 return
 
     def _json(
@@ -525,8 +525,8 @@ class SeamarkClient:
         *,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        sent = None if body is None else json.dumps(body).encode()
-        raw = self._request(method, path, query, sent, timeout_s=timeout_s)
+        payload = None if body is None else json.dumps(body).encode()
+        raw = self._request(method, path, query, payload, timeout_s=timeout_s)
         try:
             parsed: dict[str, Any] = json.loads(raw)
             return parsed

@@ -61,13 +61,13 @@ class CommitClient:
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
         tries = _TRIES if body.get("producer") is not None else 1
-        sent, left_open = json.dumps(body).encode(), False
+        payload, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
                 back_off(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
-                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
+                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
                 error.left_open = left_open  # An earlier attempt may still be committed.
                 raise

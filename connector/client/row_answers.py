@@ -87,17 +87,17 @@ def lookup_of(answer: pa.Table) -> Lookup:
         ValueError, KeyError: The response has another form.
     """
     about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
-    said = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
+    values = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
     return Lookup(
-        snapshot_id=said["snapshot-id"],
-        index=said["index"],
+        snapshot_id=values["snapshot-id"],
+        index=values["index"],
         rows=answer.replace_schema_metadata(None),
-        missing=said["missing"],
-        complete=said["complete"],
-        uncovered_files=said["uncovered-files"],
-        uncovered=tuple(said["uncovered"]),
-        undecided=said["undecided"],
-        problems=tuple((one["file-path"], one["problem"]) for one in said["problems"]),
+        missing=values["missing"],
+        complete=values["complete"],
+        uncovered_files=values["uncovered-files"],
+        uncovered=tuple(values["uncovered"]),
+        undecided=values["undecided"],
+        problems=tuple((one["file-path"], one["problem"]) for one in values["problems"]),
     )
 
 

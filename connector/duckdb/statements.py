@@ -92,12 +92,12 @@ class DuckDBStatement:
         _bind_parameters(text, self._tree, parameters)
         rewrite_blocks(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
-        named = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
+        with_names = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
         self._nodes = [
             node
             for node in relations
             if isinstance(node, exp.Table)
-            if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in named
+            if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in with_names
         ]
         self.references = [self._read_reference(node) for node in self._nodes]
         """The references in the order of `to_marked_text`. A relation without a name, such as a function, is None."""

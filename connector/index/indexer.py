@@ -176,18 +176,18 @@ class Indexer:
         Raises:
             ClientError: The catalog cannot be listed, or the server is unreachable.
         """
-        done = Round()
+        round_ = Round()
         due: list[_DueAudit] = []
         with self.open_workers() as workers:
             for table in self._tables():
-                done.tables += 1
+                round_.tables += 1
                 self._run_unless_backed_off(
-                    (table, "", "look"), partial(self._maintain_table, table, workers, done, due), done
+                    (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
                 )
-        self._run_audits(sorted(due), done)
-        busy = done.builds or done.merges or done.damaged or done.failed
-        _log.log(INFO if busy else DEBUG, "round done", **vars(done))
-        return done
+        self._run_audits(sorted(due), round_)
+        busy = round_.builds or round_.merges or round_.damaged or round_.failed
+        _log.log(INFO if busy else DEBUG, "round done", **vars(round_))
+        return round_
 
     def maintain(self, table: Table) -> Round:
         """Maintain one table once.
@@ -195,20 +195,20 @@ class Indexer:
         Raises:
             ClientError: The server is unreachable.
         """
-        done, due = Round(tables=1), list[_DueAudit]()
+        round_, due = Round(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
             self._run_unless_backed_off(
-                (table, "", "look"), partial(self._maintain_table, table, workers, done, due), done
+                (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
             )
-        self._run_audits(sorted(due), done)
-        return done
+        self._run_audits(sorted(due), round_)
+        return round_
 
     def _tables(self) -> Iterator[Table]:
         for namespace in self.client.namespaces():
             with suppress(NotFound):
                 yield from self.client.tables(namespace)
 
-    def _maintain_table(self, table: Table, workers: Workers, done: Round, due: list[_DueAudit]) -> None:
+    def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
@@ -216,16 +216,16 @@ class Indexer:
             return
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
-                done.indexes += 1
+                round_.indexes += 1
                 lag_files = index.lag_files + index.lag_files_of_refs
                 if lag_files:
-                    action = partial(self._build, table, index, workers, done)
-                    self._run_unless_backed_off((table, index.name, "build"), action, done, lag_files=lag_files)
+                    action = partial(self._build, table, index, workers, round_)
+                    self._run_unless_backed_off((table, index.name, "build"), action, round_, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients also build index files.
                 full = any(count >= FANOUT for count in index.json["levels"].values())
                 if lag_files or full or index.json.get("misplaced"):
                     self._run_unless_backed_off(
-                        (table, index.name, "merge"), partial(self._merge, table, index.name, done), done
+                        (table, index.name, "merge"), partial(self._merge, table, index.name, round_), round_
                     )
                 if self._is_due(index):
                     due.append(_DueAudit(index.audited_ms or 0, table, index.name))
@@ -235,7 +235,7 @@ class Indexer:
             return False
         return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
 
-    def _run_audits(self, due: Sequence[_DueAudit], done: Round) -> None:
+    def _run_audits(self, due: Sequence[_DueAudit], round_: Round) -> None:
         """Audit as many index files as the limits allow.
 
         Damaged index files are quarantined. The next round builds them again.
@@ -247,25 +247,25 @@ class Indexer:
         limits, until = self.audit, self.now() + self.audit.seconds
 
         def has_time() -> bool:
-            return self.now() < until and done.verified_bytes < limits.size_bytes
+            return self.now() < until and round_.verified_bytes < limits.size_bytes
 
         for due_audit in due:
             if not has_time():
                 break
-            action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, done)
-            self._run_unless_backed_off((due_audit.table, due_audit.name, "audit"), action, done)
+            action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, round_)
+            self._run_unless_backed_off((due_audit.table, due_audit.name, "audit"), action, round_)
 
-    def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], done: Round) -> None:
+    def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], round_: Round) -> None:
         progress = self._audit_progress.setdefault((table, name), _AuditProgress())
 
         def on_verdict(verdict: VerificationResult, size_bytes: int) -> bool:
             progress.locations.add(verdict.location)
             progress.size_bytes += size_bytes
-            done.verified += 1
-            done.verified_bytes += size_bytes
+            round_.verified += 1
+            round_.verified_bytes += size_bytes
             if verdict.problems and not verdict.has_newer_version:
                 progress.damaged += 1
-                done.damaged += 1
+                round_.damaged += 1
                 _log.warning(
                     "index file has problems", table=_format_table(table), index=name, location=verdict.location,
                     problems=list(verdict.problems[:3]),
@@ -283,13 +283,13 @@ class Indexer:
             )
             del self._audit_progress[table, name]
 
-    def _build(self, table: Table, index: Index, workers: Workers, done: Round) -> None:
+    def _build(self, table: Table, index: Index, workers: Workers, round_: Round) -> None:
         report = build(
             self.client, table, index.name, workers, exclusive=True, limits=self.limits, passes_max=PASSES_MAX
         )
-        done.builds += 1
-        done.files += report.progress.files_done
-        done.files_not_indexed += report.files_not_indexed
+        round_.builds += 1
+        round_.files += report.progress.files_done
+        round_.files_not_indexed += report.files_not_indexed
         _log.info(
             "index built",
             table=_format_table(table),
@@ -306,7 +306,7 @@ class Indexer:
                 f"{report.files_not_indexed} data files cannot be indexed; the first is {path}: {reason}",
             )
 
-    def _merge(self, table: Table, name: str, done: Round) -> None:
+    def _merge(self, table: Table, name: str, round_: Round) -> None:
         for _ in range(MERGES_MAX):
             chosen = select_merge(
                 RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
@@ -326,7 +326,7 @@ class Indexer:
                     written_files = [(written.location, written.size_bytes)]
                     self.client.register_index_files(table, name, started["build-id"], written_files, replaces=merged)
                 self.client.finish_build(table, name, started["build-id"])
-            done.merges += 1
+            round_.merges += 1
             _log.info(
                 "index files merged",
                 table=_format_table(table),
@@ -338,7 +338,7 @@ class Indexer:
             )
 
     def _run_unless_backed_off(
-        self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None
+        self, key: Key, action: Callable[[], None], round_: Round, *, lag_files: int | None = None
     ) -> None:
         """Run an action, unless a backoff applies to it.
 
@@ -356,15 +356,15 @@ class Indexer:
         except NotFound:
             log.info("gone")  # The index or the table was dropped or renamed during the round.
         except _FilesNotIndexed as error:
-            done.reason = done.reason or str(error)
+            round_.reason = round_.reason or str(error)
             log.warning("data files not indexed", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT:
                 # Another indexer or build is running, or the index was dropped.
                 log.info("action left to another builder", error=error.message)
-                done.left += 1
+                round_.left += 1
                 return
-            done.failed += 1
+            round_.failed += 1
             where = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}
             log.error("failed", error=str(error), again_in_s=self._back_off(key), **where)
         else:

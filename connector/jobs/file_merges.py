@@ -233,11 +233,13 @@ class _DroppedColumns(NamedTuple):
         structs_left = [field.type for field in _all_fields(remaining.fields) if isinstance(field.type, StructType)]
         if not remaining.fields or not all(kind.fields for kind in structs_left):
             raise BadRequest("These are all columns of the table or of a struct; drop the struct or the table instead")
-        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}]
-        counted = frozenset(leaf.id for leaf in gone if not leaf.repeated)
+        dropped_leaves = [
+            leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}
+        ]
+        counted = frozenset(leaf.id for leaf in dropped_leaves if not leaf.repeated)
         columns = schema.index.by_id
-        names = tuple(columns[leaf.id].name for leaf in gone) if len(counted) == len(gone) else ()
-        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, remaining)
+        names = tuple(columns[leaf.id].name for leaf in dropped_leaves) if len(counted) == len(dropped_leaves) else ()
+        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in dropped_leaves)}), counted, names, remaining)
 
     def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
         """Return the size of the columns in a file.

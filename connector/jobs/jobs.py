@@ -98,16 +98,16 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
-    done = indexer.maintain(table)
-    if done.failed:
-        raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker has the reasons")
-    if done.files_not_indexed:
-        raise RuntimeError(f"{done.reason}. Queries read these files unless their column statistics exclude them")
-    if done.left:  # The other builder may have been killed, so the job must run again.
-        raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
-    if not (done.builds or done.merges or done.verified):
+    round_ = indexer.maintain(table)
+    if round_.failed:
+        raise RuntimeError(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
+    if round_.files_not_indexed:
+        raise RuntimeError(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
+    if round_.left:  # The other builder may have been killed, so the job must run again.
+        raise RuntimeError(f"{round_.left} of the table's index jobs wait for another builder of the same index")
+    if not (round_.builds or round_.merges or round_.verified):
         return {}
-    return {name: count for name, count in dataclasses.asdict(done).items() if count}
+    return {name: count for name, count in dataclasses.asdict(round_).items() if count}
 
 
 @rewriting_job(COMPACTION)

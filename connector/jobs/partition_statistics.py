@@ -124,14 +124,14 @@ def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
 def _values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
     """Return the values of a partition by field id."""
     spec = metadata.spec(row["spec_id"])
-    shown = json.loads(row["partition"])
+    values = json.loads(row["partition"])
     if spec is None:
         return {}
     kinds = partition_types(metadata, spec)
     return {
-        field.field_id: decode_json(kind, shown[field.name])
+        field.field_id: decode_json(kind, values[field.name])
         for field, kind in zip(spec.fields, kinds, strict=True)
-        if field.field_id is not None and shown.get(field.name) is not None and kind != UNKNOWN
+        if field.field_id is not None and values.get(field.name) is not None and kind != UNKNOWN
     }
 
 

@@ -242,8 +242,8 @@ class _Computation:
             now = decode_table(loaded.metadata, loaded.location)
             if now.snapshot(self._snapshot_id) is None:
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
-                gone = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
-                update_table(self._client, self._opened.name, requirements, gone)
+                removals = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
+                update_table(self._client, self._opened.name, requirements, removals)
 
 
 def _report_progress(read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:

@@ -177,10 +177,12 @@ class _DimensionTree:
     """The tree of the joins of one scan."""
 
     def __init__(
-        self, planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+        self,
+        planned_scans: Mapping[int, PlannedScan],
+        known_tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     ) -> None:
         self._planned_scans = planned_scans
-        self._known = known
+        self._known = known_tables
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 

@@ -81,15 +81,15 @@ class PlanRequests:
             elif planned.scan.condition is not None or joins or self._hide_partitions:
                 wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
         plans = await self._plans(wanted)
-        again = {}
+        repeated = {}
         for planned, each in dimensions.items():
             plan = plans.get(planned)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, plans):
                 plans.pop(planned, None)
                 if planned.scan.condition is not None or planned.read in pins:
-                    again[planned] = replace(wanted[planned], joins=())
-        again |= self._request_other_scans(groups, plans, again)
-        plans |= await self._plans(again)
+                    repeated[planned] = replace(wanted[planned], joins=())
+        repeated |= self._request_other_scans(groups, plans, repeated)
+        plans |= await self._plans(repeated)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
@@ -102,7 +102,7 @@ class PlanRequests:
         return {planned: plan for planned, plan in plans.items() if plan.is_made}
 
     def _request_other_scans(
-        self, groups: Mapping[object, list[PlannedScan]], plans: Plans, again: Mapping[PlannedScan, TablePlanRequest]
+        self, groups: Mapping[object, list[PlannedScan]], plans: Plans, repeated: Mapping[PlannedScan, TablePlanRequest]
     ) -> dict[PlannedScan, TablePlanRequest]:
         """Return the plans to request for scans of tables that also have scans with plans."""
         wanted: dict[PlannedScan, TablePlanRequest] = {}
@@ -114,8 +114,8 @@ class PlanRequests:
                     _drop(plans, group)  # Another client has committed between the two requests.
                     continue
                 for planned in group:
-                    if planned in again or planned not in plans or not plans[planned].is_made:
-                        keep = planned in plans or planned in again
+                    if planned in repeated or planned not in plans or not plans[planned].is_made:
+                        keep = planned in plans or planned in repeated
                         wanted[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
         return wanted
 
@@ -192,14 +192,14 @@ class PlanRequests:
 
 
 def drop_scans(
-    gone: Sequence[PlannedScan],
+    dropped: Sequence[PlannedScan],
     plans: Plans,
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
-    """Return the plans that stay valid if the scans in `gone` get no plan."""
+    """Return the plans that stay valid if the scans in `dropped` get no plan."""
     left = dict(plans)
-    _drop(left, gone)
+    _drop(left, dropped)
     _drop_inconsistent(_group_scans(planned_scans), dimensions, left)
     return left
 

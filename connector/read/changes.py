@@ -1,13 +1,13 @@
 """Computes the changes between two snapshots of a branch, as scan tasks for inserted and deleted rows.
 
-As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows
-of the later snapshot. The changes are computed from the plans of both snapshots. A file only in the later
-plan is inserted; a file only in the earlier plan is deleted. In a file of both plans, the deleted rows are
-those that only delete files of the later plan delete. Rewrites of files (operation `replace`) do not change
-rows, so snapshots are compared only between rewrites, not across them. Rows that a copy-on-write commit
-copies to a new file are both deleted and inserted.
+As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows of the later
+snapshot. The changes are computed from the plans of both snapshots. A file that is only in the later plan is inserted,
+and a file that is only in the earlier plan is deleted. In a file of both plans, some rows may be deleted only by delete
+files of the later plan. These rows are deleted. Rewrites of files (operation `replace`) do not change rows, so
+snapshots are compared only between rewrites, and not across them. Rows that a copy-on-write commit copies to a new file
+are both deleted and inserted.
 
-The plans have no filter: an index may prune a file in one snapshot and not in the other.
+The plans have no filter, because an index may prune a file in one snapshot and not in the other.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ class SnapshotChange(NamedTuple):
 
 
 def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
-    """Return the snapshots after `start`, up to and including `end`, oldest first.
+    """Return the snapshots after `start`, up to and including `end`, the oldest first.
 
     `table` must be opened with its history.
 
     Raises:
-        BadRequest: `start` is not an ancestor of `end`; or `start` is None and an ancestor of `end` has
-            expired.
+        BadRequest: `start` is not an ancestor of `end`. Or `start` is None, and an ancestor of `end` has expired.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.history}
     path: list[Snapshot] = []
@@ -61,7 +60,7 @@ def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> lis
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` to snapshot `end`; `start` None represents the empty table."""
+    """Yield the changes from snapshot `start` to snapshot `end`. A `start` of None stands for the empty table."""
     for before, after in _divide_at_replaces(list_snapshots_between(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
@@ -89,7 +88,7 @@ def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, 
             yield SnapshotChange(INSERT, task)
         elif list(earlier_task.deletes) != list(task.deletes):
             yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
-            # This is true if deletes were removed or replaced.
+            # Deletes were removed or replaced between the two snapshots.
             if any(file not in task.deletes for file in earlier_task.deletes):
                 yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
     for task in earlier.values():

@@ -1,7 +1,7 @@
 """Reads chosen rows of several data files, with one thread for each file.
 
-If a few rows of each of many files are read, most of the time is spent on finding the rows. pyarrow decodes each
-column with one thread, and a file has too few columns of the same size to use all cores.
+If a few rows of each of many files are read, most of the time is spent on finding the rows. pyarrow decodes each column
+with one thread, and the columns of one file differ too much in size to keep all cores busy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask
 
 _THREADS_MAX, _THREADS_REMOTE = 4, 8
-"""A thread for each core decodes local files; for objects, threads wait for answers."""
+"""The maximum number of threads for local files and for objects. A local file needs a core to decode it, but an object
+is mostly a wait for the store.
+"""
 
 
 def read_chosen(
@@ -30,7 +32,7 @@ def read_chosen(
     files: Sequence[tuple[ScanTask, Longs]],
     keys: ParquetKeys | None = None,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the rows at these positions of each file; all rows are in memory.
+    """Return the rows at these positions of each file. All rows are in memory at the same time.
 
     The rows of a file are the batches that `TaskReader.read` returns.
 

@@ -1,9 +1,8 @@
 """Finds the deleted rows of a data file with the delete files that a plan lists for it.
 
-If a delete file cannot be decoded completely, Unreadable is raised, so that no row is undeleted because of
-an unreadable file. The plan decides which delete files apply to a data file, by sequence numbers and
-partitions. Keys of equality deletes compare as in Iceberg's Java library: null equals null, NaN equals NaN,
-and -0.0 does not equal 0.0.
+If a delete file cannot be decoded completely, Unreadable is raised, so that no row reappears because of an unreadable
+file. The plan decides which delete files apply to a data file, by sequence numbers and partitions. Keys of equality
+deletes are compared as in Iceberg's Java library: null equals null, NaN equals NaN, and -0.0 does not equal 0.0.
 """
 
 from __future__ import annotations
@@ -38,16 +37,17 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 
 CACHED_BYTES_MAX = 256 << 20
-"""The maximum size of the cached content of delete files, each of which may apply to many data files."""
+"""The maximum size of the cached content of delete files. A delete file may apply to many data files."""
 DECODED_BYTES_MAX = 4 << 30
-"""The maximum memory of one decoded delete file; a larger file raises Unreadable."""
+"""The maximum memory of one decoded delete file. A delete file that needs more raises Unreadable."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 
 
 @dataclass(frozen=True)
 class DeletedRowSet:
-    """The deleted rows of one data file: rows at `positions` (ascending), and rows with a key in one of the
-    key sets.
+    """The deleted rows of one data file.
+
+    They are the rows at the ascending `positions`, and the rows whose key is in one of the key sets.
     """
 
     positions: Longs
@@ -55,13 +55,13 @@ class DeletedRowSet:
 
     @property
     def column_ids(self) -> set[int]:
-        """The columns that `by_key` compares."""
+        """The columns whose values `by_key` needs."""
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
     def by_position(self, first: int, rows: int) -> Mask | None:
-        """Return a mask of the rows that are deleted by position: bool[rows] from position `first` on.
+        """Return a mask of the rows that are deleted by position, as bool[rows] from position `first` on.
 
-        Return None if no row is deleted by position.
+        The result is None if no row is deleted by position.
         """
         start, end = np.searchsorted(self.positions, (first, first + rows)).tolist()
         if start == end:
@@ -71,7 +71,7 @@ class DeletedRowSet:
         return mask
 
     def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-        """Return a mask of the rows that are deleted by key: bool[rows].
+        """Return a mask of the rows that are deleted by key, as bool[rows].
 
         Raises:
             ValueError: A column has values of another type.
@@ -91,10 +91,10 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
 def union_positions(*positions: Longs) -> Longs:
-    """Return the distinct positions, ascending.
+    """Return the distinct positions in ascending order.
 
-    A stable sort is fast for input that is mostly sorted. numpy's own union hashes the positions, which took
-    half of the time of a batch in a table with many batches.
+    A stable sort is fast for input that is mostly sorted. numpy's own union hashes the positions, which took half of
+    the time of a batch in a table with many batches.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
@@ -113,7 +113,9 @@ class Deletes:
     def load(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
         """Return the rows of a data file that these delete files delete.
 
-        The delete files have the form of the REST specification (schema `DeleteFile`).
+        Args:
+            path: The path of the data file.
+            files: The delete files, in the form of the REST specification (schema `DeleteFile`).
 
         Raises:
             Unreadable: A delete file cannot be read.
@@ -169,7 +171,7 @@ class Deletes:
 
 
 def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
-    """Decode the JSON of the REST specification.
+    """Decode a delete file from the JSON of the REST specification.
 
     Raises:
         Unreadable: The content is unknown, or the file is encrypted.

@@ -98,8 +98,9 @@ class FileRowReader:
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
     def _select_candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
-        """Return a mask of the rows that remain after positional selection and deletes: bool[rows]; None for all
-        rows.
+        """Return a mask of the rows that remain after the selection by position and the deletes.
+
+        The mask is bool[rows], or None for all rows.
         """
         mask = None
         if chosen is not None:
@@ -168,8 +169,10 @@ class FileRowReader:
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """Yield batches with the requested columns that the file has, each with its number of rows.
 
-        A batch is None if the file has none of the columns. If only a `few` of the rows are used, strings may be
-        codes (`decode_strings`).
+        A batch is None if the file has none of the columns.
+
+        Args:
+            few: Whether only few of the rows are used. Strings may then be codes (`decode_strings`).
         """
         names = self._projected.names(column_ids)
         if not names:
@@ -204,7 +207,8 @@ class FileRowReader:
         arrays: list[pa.Array] = []
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
-        if needs_positions or self._inherited is not None:  # Otherwise the positions are not used.
+        # In other cases, the positions are not needed.
+        if needs_positions or self._inherited is not None:
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]
         for name in self.read_plan.names:
@@ -233,7 +237,7 @@ def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
 def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
     """Return the top-level column that contains a column, and the positions of the struct fields on the path to it.
 
-    If the schema lacks the column, the other schemas are searched, the highest id first.
+    If the schema does not have the column, the other schemas are searched, from the highest id to the lowest.
 
     Raises:
         ValueError: The column is unknown, inside a list or map, or dropped from an existing struct.

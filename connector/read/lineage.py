@@ -1,15 +1,14 @@
 """Reads the row lineage of format version 3: the id of a row, and the sequence number of its last change.
 
-The Iceberg spec defines it ("Row Lineage").
+The Iceberg spec defines row lineage ("Row Lineage").
 
-A file stores both in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or
-null, the row id is the file's first row id plus the row's position, and the sequence number is that of the
-file. A rewrite therefore writes both columns for rows that it moves. For an updated row, it writes only the
-row id. For a new row, it writes neither.
+A file stores both values in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or null,
+the row id is the file's first row id plus the row's position, and the sequence number is that of the file. A rewrite
+therefore writes both columns for rows that it moves. For an updated row, it writes only the row id. For a new row, it
+writes neither column.
 
-The rows of a file without a first row id have no lineage: both values are null, like in Iceberg's readers.
-Such a file is older than the table's upgrade, and no later commit has listed it. A commit that rewrites the
-rows assigns new ids.
+The rows of a file without a first row id have no lineage, so both values are null, as in Iceberg's readers. Such a file
+is older than the table's upgrade, and no later commit has listed it. A commit that rewrites the rows assigns new ids.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LINEAGE = (
 )
 NAMES = tuple(field.name for field in LINEAGE)
 FIRST_ROW_ID, SEQUENCE_NUMBER = "first-row-id", "data-sequence-number"
-"""Fields of a task's data file."""
+"""The fields of a task's data file with the values that its rows inherit."""
 
 
 def has_lineage(metadata: TableMetadata) -> bool:
@@ -44,7 +43,7 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 @dataclass(frozen=True)
 class InheritedLineage:
-    """The lineage that rows of a file inherit if the file does not store their lineage."""
+    """The lineage that the rows of a file inherit if the file does not store their lineage."""
 
     first_row_id: int
     sequence_number: int
@@ -64,10 +63,12 @@ class InheritedLineage:
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-        """Return a lineage column for rows at these positions: int64[rows].
+        """Return a lineage column for the rows at these positions, as int64[rows].
 
         Args:
+            field_id: The id of the lineage column.
             stored: The column of the file, with nulls.
+            positions: The positions of the rows.
         """
         if not stored.null_count:
             return stored

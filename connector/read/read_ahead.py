@@ -1,9 +1,9 @@
 """Reads small files before a job needs their rows.
 
-If a job reads hundreds of small files one after another, it waits for the storage for each file, and cannot
-do other work while it decodes a file. With this module, other threads read the next files at the same time;
-decoding does not hold the interpreter's lock. Only files that have no deletes and fit into one batch are
-read ahead, so the memory is limited to a few batches.
+If a job reads hundreds of small files one after the other, it waits for the storage for each file, and cannot do other
+work while it decodes a file. With this module, other threads read the next files at the same time. Decoding does not
+hold the interpreter's lock. Only files that have no deletes and fit into one batch are read ahead, so the memory is
+limited to a few batches.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from seamark.connector.read.tables import ScanTask
 
 _SMALL_FILE_BYTES_MAX = 1 << 20
 _READ_FILES_MAX, _READ_BYTES_MAX, _READ_ROWS_MAX = 16, 4 << 20, BATCH_ROWS
-"""Limits of the files that a thread reads at a time: to hand over each of them would take as long as to read it."""
+"""The limits of the files that a thread reads at a time. Passing on each small file alone would take as long as reading
+it.
+"""
 _THREADS, _THREADS_REMOTE = 2, 8
-"""A local file costs little but its decoding; for objects, threads wait for answers."""
+"""The number of threads for local files and for objects. A local file mostly needs time to decode it, but an object is
+mostly a wait for the store.
+"""
 
 _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 
@@ -36,8 +40,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
     Use the batches of a task before you request the next task. Encrypted files are refused.
 
     Raises:
-        Unreadable: A file cannot be read. The error is raised at the latest when the batches of the file are
-            requested.
+        Unreadable: A file cannot be read. The error is raised no later than when the batches of the file are requested.
     """
     own = TaskReader(read_plan, storage, threads=False)
     # Each thread has its own reader, because the caches of a reader are not thread-safe.
@@ -75,7 +78,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits; each other file is a separate group."""
+    """Yield groups of successive small files within the limits. Each other file is a group of its own."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

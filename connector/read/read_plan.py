@@ -19,8 +19,12 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
 
 FILE, POSITION = "_file", "_pos"
-"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in it.
-The columns of row lineage are also metadata columns. A table's column with such a name takes precedence."""
+"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in the
+file.
+
+The columns of row lineage are also metadata columns. If the table has a column with the name of a metadata column, the
+table's column takes precedence.
+"""
 BATCH_ROWS = 65_536
 METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
 
@@ -32,22 +36,22 @@ class ReadCounts:
     files: int = 0
     row_groups: int = 0
     row_groups_skipped: int = 0
-    """The row groups of which no columns were read, or only columns of the filter and of deletes."""
+    """The number of row groups of which no columns were read, or only the columns of the filter and of deletes."""
     row_groups_by_pages: int = 0
-    """The row groups of which only some pages were read, except for columns of the filter and of deletes."""
+    """The number of row groups of which only some pages were read, apart from columns of the filter and of deletes."""
     rows: int = 0
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The columns and rows to read of each task; picklable.
+    """The columns and rows to read of each task. Instances can be pickled.
 
     Attributes:
         where: A filter that is bound to `schema`.
         metadata: The table metadata.
         names: Columns of the schema and metadata columns, in the order of the result.
-        positions: Whether the row positions follow as a last column, int64. Unlike `_pos`, it cannot be
-            confused with a column of the table.
+        positions: Whether the result has the row positions as a last column, int64. Unlike `_pos`, this column cannot
+            be confused with a column of the table.
     """
 
     metadata: TableMetadata
@@ -72,7 +76,7 @@ class ReadPlan:
             check_filter(self.where)
             _ = self.arrow
         except ValueError as error:
-            raise BadRequest(f"Cannot read this: {error}") from None
+            raise BadRequest(f"The columns and the filter cannot be read: {error}") from None
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -96,6 +100,6 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """Return the read plan for these columns; None represents all columns."""
+    """Return the read plan for these columns. None stands for all columns."""
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

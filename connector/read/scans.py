@@ -3,14 +3,14 @@
     for batch in scan(client, "db.events", ["id", "ts"], where="country = 'FR' AND ts >= '2026-01-01'"):
         ...
 
-A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with
-the path of the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter
-is evaluated on each row (`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
+A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with the path of
+the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
+(`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
-Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other
-row groups, the columns of the filter and of equality deletes are read first. The other columns are read
-only if rows remain. If few rows remain, only the pages that contain them are read (`parquet/pages.py`). The
-memory contains one batch, and the filter's columns of the matching rows of one row group.
+Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
+the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain. If few
+rows remain, only the pages that contain these rows are read (`parquet/pages.py`). The memory holds one batch, and the
+filter's columns for the matching rows of one row group.
 """
 
 from __future__ import annotations
@@ -48,17 +48,24 @@ from seamark.formats.iceberg.files.parquet_reading import check_plain, read_plai
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES_MAX, _HOLE_BYTES_MAX_REMOTE = 16 << 10, 1 << 20
-"""Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
-long as a further request."""
+"""The maximum gap between pages that are read in one request, for local and remote files.
+
+Reading a gap of this size takes about as long as a further request.
+"""
 
 
 _WHOLE_FILE_BYTES_MAX, _WHOLE_FILE_BYTES_MAX_REMOTE = 256 << 10, 1 << 20
-"""A file of at most this size is read at once, for local and remote files: several requests for parts of it, or a
-thread of pyarrow that waits for them, take longer."""
+"""The maximum size of a file that is read at once, for local and remote files.
+
+For a small file, several requests, or a thread of pyarrow that waits for them, take longer.
+"""
 
 
 def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; return TRUE if there is no filter.
+    """Bind a filter to the table's schema. Return TRUE if there is no filter.
+
+    Args:
+        where: SQL text, Iceberg expression JSON, or None.
 
     Raises:
         BadRequest: `bind_exactly` refuses the filter.
@@ -67,7 +74,7 @@ def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
 
 
 class TableScan:
-    """A lazy scan of a table: iterate over batches, or use `reader()` or `to_arrow()`."""
+    """A lazy scan of a table. Iterate over its batches, or use `reader()` or `to_arrow()`."""
 
     def __init__(
         self,
@@ -85,7 +92,7 @@ class TableScan:
         """
         self.schema: pa.Schema = read_plan.arrow
         self.snapshot_id = snapshot_id
-        """The snapshot that is read; None for a table without snapshots."""
+        """The snapshot that is read, or None for a table without snapshots."""
         self.counts = ReadCounts()
         self._storage, self._read_plan, self._tasks, self._limit = storage, read_plan, tasks, limit
         self._keys = keys
@@ -112,13 +119,13 @@ def scan(
     bitmaps: bool = True,
     keys: ParquetKeys | None = None,
 ) -> TableScan:
-    """Return the rows for which a predicate is true, at most `limit` rows.
+    """Return the rows for which a predicate is true. At most `limit` rows are returned.
 
-    The predicate is SQL or the JSON of an Iceberg expression. The server plans the scan with its indexes. If
-    the table has a bitmap index on a column of the predicate, the server also selects rows, unless `bitmaps` is
-    False.
+    The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, the server
+    also selects rows, unless `bitmaps` is False.
 
     Args:
+        where: The predicate, as SQL or as the JSON of an Iceberg expression.
         keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, reading an
             encrypted file raises Unreadable.
 
@@ -148,9 +155,9 @@ def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Itera
 
 
 class TaskReader:
-    """Reads tasks of one table, one after another.
+    """Reads the tasks of one table, one after the other.
 
-    Delete files that several tasks have are cached.
+    If several tasks have the same delete file, its content is cached.
     """
 
     def __init__(
@@ -169,8 +176,8 @@ class TaskReader:
         Args:
             threads: Whether to decode columns concurrently.
             keys: The keys of encrypted files. If None, encrypted files are refused.
-            is_private: Whether only the holder of the keys gets the rows. If False, equality deletes by encrypted
-                columns are refused.
+            is_private: Whether only the holder of the keys gets the rows. If not, equality deletes by encrypted columns
+                are refused.
             check: Called for each file that is opened with keys.
         """
         self._decryption = None if keys is None else keys.decryption_properties()
@@ -190,7 +197,8 @@ class TaskReader:
         """Yield the rows of one task with the schema `ReadPlan.arrow`.
 
         Args:
-            positions: The positions of the rows to read: int64[], ascending; None: all rows.
+            task: The task.
+            positions: The ascending positions of the rows to read, as int64[], or None for all rows.
 
         Raises:
             Unreadable: The file cannot be read.
@@ -217,7 +225,7 @@ class TaskReader:
         """Check that the caller of this reader may use the rows of the file.
 
         Raises:
-            Unreadable: The caller may not use them.
+            Unreadable: The caller may not use the rows.
         """
         if self._keys is None or (self._is_private and self._check is None):
             return
@@ -231,7 +239,7 @@ class TaskReader:
     def _residual(self, task: ScanTask) -> Expression:
         """Return the residual of the filter for the file's partition.
 
-        The residuals of the plan are not used, because they refer to columns by names, which may belong to another
+        The residuals of the plan are not used. They refer to columns by name, and the names may belong to another
         schema.
         """
         read_plan, spec_id = self._read_plan, task.spec_id
@@ -252,7 +260,7 @@ def _decode_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """Yield the open file, its pages, and a function that opens it again with codes instead of strings.
+    """Yield the open file, its pages, and a function that opens it again with codes in place of strings.
 
     Args:
         check: Called before a row is decoded.
@@ -296,7 +304,10 @@ def _open_file(
 
 
 def _footer_of(source: pa.NativeFile) -> bytes:
-    """Return the end of the file, from the start of the footer on; the file states the length of its footer."""
+    """Return the bytes from the start of the footer to the end of the file.
+
+    The file states the length of its footer.
+    """
     size = source.size()
     end = bytes(source.read_at(min(END_BYTES, size), max(0, size - END_BYTES)))
     length = min(int.from_bytes(end[:4], "little"), FOOTER_BYTES_MAX, size - len(end))
@@ -313,7 +324,7 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
 
 @contextmanager
 def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
-    """Yield the file; if it has at most `most_bytes`, it is read at once into memory."""
+    """Yield the file. If it has at most `most_bytes`, it is first read into memory at once."""
     with source:
         size = source.size()
         yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
@@ -324,7 +335,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
     """Convert errors of the block to Unreadable with the path of the file.
 
     Args:
-        hides: Whether the rows may come from an encrypted file. The texts of Arrow's errors are then left out,
+        hides: Whether the rows may come from an encrypted file. The messages of Arrow's errors are then left out,
             because they may quote values.
     """
     try:
@@ -338,7 +349,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
 
 
 def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate small batches, which are the result of selective filters and small files."""
+    """Concatenate small batches. Selective filters and small files produce such batches."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

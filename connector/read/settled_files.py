@@ -1,9 +1,8 @@
 """Predicts which files of a table will probably stay unchanged while a job rewrites them.
 
-Some rows are changed all the time and others never, so a file that has not changed for a long time will
-probably stay unchanged. If rows of the table were changed recently, a job therefore takes only files that
-are several times as old as the expected duration of the job. Younger files will be replaced by a writer, or
-will be old enough for the next job.
+Some rows are changed all the time and others never, so a file that has not changed for a long time will probably stay
+unchanged. If rows of the table were changed recently, a job takes only files that are several times as old as the
+expected duration of the job. A younger file will be replaced by a writer, or will be old enough for the next job.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ If the probability that a file is replaced decreases with its age as 1/age, a fi
 SETTLED_AGE_MAX_MS = 600_000
 _REWRITE_BYTES_PER_MS = 32_000
 _OPEN_FILE_MS = 10
-"""The time of a rewrite for its bytes, and for each file that it opens."""
+"""The time that a rewrite needs for each file that it opens, in addition to the time for its bytes."""
 _CHANGES = ("overwrite", "delete")
 """The operations of snapshots that replace or delete rows."""
 
@@ -32,10 +31,12 @@ def now_ms() -> int:
 
 
 def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
-    """Return the age from which on files are settled, for a rewrite of these tasks.
+    """Return the age at which a file is settled, for a rewrite of these tasks.
 
     Args:
-        planned_ms: The time that their plan took. It is made again for the commit, in about the same time.
+        tasks: The tasks.
+        planned_ms: The time that planning the tasks has taken. They are planned again for the commit, in about the same
+            time.
     """
     size_bytes = sum(task.size_bytes for task in tasks)
     return min(
@@ -47,11 +48,13 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
 def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
     """Return the tasks whose files have at least this age at a time.
 
-    Return all tasks if no snapshot changed rows in the period `age_ms` before the time.
+    If no snapshot has changed rows in the period `age_ms` before the time, all tasks are returned.
 
     Args:
         opened: The table, with all snapshots.
         tasks: The tasks, with sequence numbers.
+        age_ms: The minimum age.
+        at_ms: The time, in milliseconds since the epoch.
     """
     snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
     young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
@@ -70,17 +73,20 @@ def settle(
     """Select the settled tasks.
 
     Args:
-        choose: Returns the tasks, among the given tasks, that the job would rewrite.
+        opened: The table, with all snapshots.
+        tasks: The tasks, with sequence numbers.
+        choose: Returns the tasks, among its argument, that the job would rewrite.
+        planned_ms: See `compute_settled_age_ms`.
 
     Returns:
-        The settled tasks, and the seconds after which the other tasks may be settled; 0 if there are no other
-            tasks.
+        The settled tasks, and the seconds after which the other tasks may be settled. The seconds are 0 if there are no
+        other tasks.
     """
     due = list(choose(tasks))
     if not due:
         return tasks, 0.0
     age_ms = compute_settled_age_ms(due, planned_ms)
-    # The times of snapshots come from the clock of the server. The clock of a job may be behind it.
+    # The times of snapshots come from the clock of the server, and the clock of a job may be behind it.
     at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in opened.history)])
     settled = select_settled(opened, tasks, age_ms, at_ms)
     return settled, age_ms / 1000 if len(settled) < len(tasks) else 0.0

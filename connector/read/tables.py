@@ -1,9 +1,9 @@
 """Opens a table for reading, at a snapshot and schema, and plans the scan tasks for a filter.
 
-Together with the table's metadata, a task contains everything that a reader needs: the data file, the
-delete files that apply to it, and the rows that bitmap indexes leave. Tasks can be pickled. The schema is
-selected like in Iceberg's engines: for a snapshot or tag, the schema of the snapshot; for a branch or the
-current state, the current schema.
+A task and the table's metadata together contain everything that a reader needs: the data file, the delete files that
+apply to it, and the rows that bitmap indexes leave. Tasks can be pickled. The schema is selected as in Iceberg's
+engines. For a snapshot or tag, it is the schema of the snapshot. For a branch or the current state, it is the current
+schema.
 """
 
 from __future__ import annotations
@@ -46,16 +46,19 @@ class ScanTask:
 
     Attributes:
         file, deletes: A `DataFile` and `DeleteFile`s of the REST specification.
-        removed_by: If set, only the rows are read that these delete files delete and `deletes` do not delete.
+        removed_by: If set, the reader returns only rows that these delete files delete and `deletes` do not delete.
     """
 
     file: Json
     deletes: tuple[Json, ...]
     removed_by: tuple[Json, ...] | None = None
     span: tuple[int, int] | None = None
-    """A byte range [start, end): only row groups that start in it are read. None: all row groups."""
+    """A byte range [start, end), or None.
+
+    Only row groups that start in the range are read. With None, all row groups are read.
+    """
     rows: bytes | None = None
-    """The positions of the rows that may match, as a 32-bit roaring bitmap; None if all rows may match."""
+    """The positions of the rows that may match, as a 32-bit roaring bitmap, or None if all rows may match."""
     exact: bool = False
     """Whether all of `rows` match the filter."""
 
@@ -90,9 +93,9 @@ class OpenTable:
     snapshot_id: int | None
     storage: Storage
     history: tuple[Snapshot, ...]
-    """The snapshots of branches and tags, or all snapshots; in any order."""
+    """The snapshots of branches and tags, or all snapshots, in any order."""
     keys: ParquetKeys | None = None
-    """The keys of encrypted files, which are not pickled. If None, encrypted files are refused."""
+    """The keys of encrypted files. They are not pickled. If None, encrypted files are refused."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keys": None}
@@ -172,12 +175,12 @@ def plan(
     """Yield the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
     Args:
-        least_rows: A hint for the server that this number of rows is sufficient.
-        stats: Columns whose statistics are returned with the files.
-        columns: The columns that a query reads. None if the plan is not for a query; the server then does not
-            count it as a read.
-        sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage,
-            they are always returned.
+        least_rows: The number of rows that is sufficient, as a hint for the server.
+        stats: The columns whose statistics are returned with the files.
+        columns: The columns that a query reads, or None if the plan is not for a query. The server does not count the
+            plan as a read if it is None.
+        sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage, they are
+            always returned.
     """
     if table.snapshot_id is None or where == FALSE:
         return iter(())
@@ -203,7 +206,8 @@ def plan_appends(
 def _tasks(
     client: PlanSource, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
 ) -> Iterator[ScanTask]:
-    # Readers compute the residuals, because with many keys in the filter, each task would repeat the keys.
+    # Readers compute the residuals themselves. If the filter has many keys, each task of the plan would otherwise
+    # repeat the keys.
     options = {
         "residuals": False,
         "sequence-numbers": sequence_numbers or has_lineage(table.metadata),
@@ -244,8 +248,7 @@ def _with_rows(
 
 
 def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
-    # The server resolves column names in the current schema. In another schema, the names may belong to
-    # other columns.
+    # The server resolves column names in the current schema. In another schema, the names may belong to other columns.
     if where == TRUE or not table.is_current_schema or table.snapshot_id is None:
         return False
     filter_terms = {(predicate.column_id, predicate.transform) for predicate in predicates_of(where)}

@@ -2,4 +2,4 @@
 
 from seamark.connector.spark.archives import install_archive_finders
 
-install_archive_finders()  # Python workers of Spark import this package before other modules of Seamark.
+install_archive_finders()  # Python workers of Spark import this package before any other module of Seamark.

@@ -1,10 +1,9 @@
-"""Imports Python modules from zip archives, and reads an archive's directory again only if the archive has
-changed.
+"""Imports Python modules from zip archives, and reads an archive's directory again only if the archive has changed.
 
-Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task they invalidate Python's caches
-of module files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of
-about 1,700 files again for each imported package: 0.1 s at the start of each task, three times in a query
-of a Python source, which plans in two workers and reads in a third. Python 3.12 reads it at most once.
+Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task, they invalidate Python's caches of module
+files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of about 1,700 files again
+for each imported package. This takes 0.1 s at the start of each task, and happens three times in a query of a Python
+source, which plans in two workers and reads in a third worker. Python 3.12 reads the directory at most once.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ class ArchiveFinder(zipimporter):
 
 
 def install_archive_finders() -> None:
-    """Replace the finders of all current and future zip archives (`sys.path_hooks`), if `pyspark` comes from a zip
-    archive.
+    """Replace the finders of all current and future zip archives (`sys.path_hooks`).
 
-    Loaded modules are not changed.
+    Nothing is replaced if `pyspark` does not come from a zip archive. Loaded modules do not change.
     """
     spec, hooks = find_spec("pyspark"), sys.path_hooks
     loader: object = None if spec is None else spec.loader

@@ -1,17 +1,16 @@
-"""Runs the process from which Spark forks its Python workers, with Seamark's modules and their dependencies
-loaded.
+"""Runs the process from which Spark forks its Python workers, with Seamark's modules and their dependencies loaded.
 
     spark.python.daemon.module = seamark.connector.spark.daemon
 
-Without this setting, each worker loads the modules itself. An executor starts as many workers at the same
-time as it has cores, and starts them again after Spark has ended workers that were idle for a minute.
-`session.session_conf` sets it. On a cluster, this package must be installed in the executors' Python. If
-Spark distributes the package, no Python worker starts. Workers for planning are always forked from Spark's
-own daemon (`PythonPlannerRunner`).
+Without this setting, each worker loads the modules itself. An executor starts as many workers at the same time as it
+has cores. It starts them again after Spark has ended workers that were idle for a minute. `session.session_conf` sets
+it. On a cluster, this package must be installed in the executors' Python. If Spark distributes the package instead, no
+Python worker starts. Workers for planning are always forked from Spark's own daemon (`PythonPlannerRunner`).
 
-Invariant: loading creates no state that a fork does not preserve. It opens no connection and starts no
-thread, and Arrow's pools and filesystems are initialised at their first use. The loaded objects are frozen
-for the garbage collector, so that the collections after each task do not copy the shared memory.
+Invariant: loading the modules creates no state that a fork does not preserve. It opens no connection and starts no
+    thread, and Arrow's
+pools and filesystems are initialised at their first use. The loaded objects are frozen for the garbage collector, so
+the collections after each task do not copy the shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
-    # Otherwise Arrow starts a thread on import.
+    # Without this setting, Arrow starts a thread on import.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in MODULES:
         import_module(name)

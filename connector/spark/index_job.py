@@ -1,9 +1,9 @@
 """Builds index files with Spark: one task for each group of data files, on this machine or on a cluster.
 
-A task runs `index_data_files`, which reads the indexed columns with pyarrow. No row is sent to the JVM, and
-no Iceberg jar is needed. Workers import this package. In local mode, they run this interpreter. On a
-cluster, the package must be installed for the Python of `PYSPARK_PYTHON`. The groups of a wave are one job;
-the driver registers its index files when the job is complete (`connector/index/builds.py`):
+A task runs `index_data_files`, which reads the indexed columns with pyarrow. No row is sent to the JVM, and no Iceberg
+jar is needed. Workers import this package. In local mode, they run this interpreter. On a cluster, the package must be
+installed for the Python of `PYSPARK_PYTHON`. The groups of a wave are one Spark job. The driver registers its index
+files when the job is complete (`connector/index/builds.py`):
 
     build(client, "db.events", "user_id_bloom", SparkWorkers(spark))
 """
@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session; if the session is `owned`, `close` stops it."""
+    """The executors of a session. If the session is `owned`, `close` stops it."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
@@ -42,12 +42,12 @@ class SparkWorkers:
     def start(cls, master: str) -> SparkWorkers:
         """Connect to a master URL, such as `local[4]`, `spark://host:7077` or `yarn`.
 
-        The other settings come from spark-defaults.conf. If this process has a session, it is used.
+        All other settings come from spark-defaults.conf. If this process already has a session, it is used.
         """
         running = SparkSession.getActiveSession()
         if running is not None:
             return cls(running)
-        # By default, PySpark runs any python3 in the PATH.
+        # By default, PySpark would run any python3 in the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
@@ -68,8 +68,8 @@ class SparkWorkers:
             with _raise_cluster_failed("A Spark job failed"):
                 return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
-            with suppress(Py4JError):  # The JVM may have ended.
-                context.cancelJobGroup(name)  # No caller waits for the job.
+            with suppress(Py4JError):  # The JVM may have ended already.
+                context.cancelJobGroup(name)  # Nobody waits for the job any more.
             raise
 
     def close(self) -> None:

@@ -1,11 +1,10 @@
-"""Chooses the reader for a query: Iceberg's reader, or Seamark's reader if it reads much less of the planned
-files.
+"""Chooses the reader for a query: Iceberg's reader, or Seamark's reader if it reads much less of the planned files.
 
-Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except
-row groups that statistics exclude. Seamark's reader reads the pages with a row that bitmap indexes select.
-If all pages have such a row, the cost per row is about equal for both readers. But Spark plans Seamark's
-source in two Python workers, and reads in others. `bench/writing/reader.py` measures both readers; the two
-constants below are the break-even points.
+Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except row groups
+that statistics exclude. Seamark's reader reads only pages with a row that bitmap indexes select. If all pages have such
+a row, the cost per row is about equal for both readers. But Spark plans Seamark's source in two Python workers, and
+reads it in other workers. `bench/writing/reader.py` measures both readers. The first two constants of this module are
+the break-even points.
 """
 
 from __future__ import annotations
@@ -20,25 +19,21 @@ from seamark.connector.read.tables import OpenTable, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.expression import Expression
 
 BREAK_EVEN_FRACTION = 0.75
-"""The fraction of rows on pages with a selected row at which both readers take equal time for large
-tables.
-"""
+"""The fraction of rows on pages with a selected row at which both readers take the same time, for large tables."""
 BREAK_EVEN_ROWS = 1_000_000
 """The number of rows that Iceberg's reader reads in the time of the communication with the Python workers."""
 PAGE_ROWS = 20_000
-"""The number of rows in a page that Iceberg and Seamark write: the default of
-`write.parquet.page-row-limit`.
-"""
+"""The number of rows in a page that Iceberg and Seamark write. It is the default of `write.parquet.page-row-limit`."""
 
 
 @dataclass
 class RemainingRows:
-    """The numbers of rows that the readers would read of a table's planned files."""
+    """The numbers of rows of a table's planned files that the readers would read."""
 
     planned: int = 0
     """The number of rows in the planned files."""
     touched: int = 0
-    """The number of rows on pages with a selected row, for pages of `PAGE_ROWS` rows."""
+    """The number of rows on pages with a selected row, if all pages have `PAGE_ROWS` rows."""
     chosen: int = 0
 
     @property
@@ -47,7 +42,7 @@ class RemainingRows:
 
 
 def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
-    """Estimate the rows that each reader would read, from one plan and from bitmaps if there are any."""
+    """Estimate the rows that each reader would read, from one plan and, if there are bitmap indexes, from bitmaps."""
     remaining = RemainingRows()
     for task in restrict_to_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records

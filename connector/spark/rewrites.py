@@ -1,8 +1,8 @@
-"""Runs the rewrites of a compaction or a clustering as Spark tasks, one for each batch of files.
+"""Runs the rewrites of a compaction or a clustering as Spark tasks, with one task for each batch of files.
 
-A task runs the same function as a worker process, with Arrow, and returns the list of the written files. No
-row is sent to the JVM, and no Iceberg jar is needed. The driver commits each batch as soon as its task
-ends. Executors import this package: on a cluster, it must be installed for the Python of `PYSPARK_PYTHON`.
+A task runs the same function as a worker process, with Arrow, and returns the list of the written files. No row is sent
+to the JVM, and no Iceberg jar is needed. The driver commits each batch as soon as its task ends. Executors import this
+package. On a cluster, it must be installed for the Python of `PYSPARK_PYTHON`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _NO_KEYS: Mapping[str, str] = {}
 _Outcome = RewrittenFiles | str | None
-"""The result of a batch: new files, None if they are not worth a commit, or the reason why it cannot be
-rewritten.
+"""The result of a batch.
+
+It is the new files, None if they are not worth a commit, or the reason why the batch cannot be rewritten.
 """
 
 
 @contextmanager
 def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
-    """Yield a runner of batches in the session that spark-submit has configured; the session ends with the block.
+    """Yield a runner of batches in the session that spark-submit has configured. The session ends with the block.
 
     Tasks on this machine receive the parameters. The executors of a cluster have their own settings.
 
@@ -59,7 +60,7 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 def keep_job_group(spark: SparkSession) -> Iterator[None]:
     """Restore the session's job group at the end of the block.
 
-    Otherwise later jobs would belong to the group of the rewrite.
+    Without this, later jobs would belong to the group of the rewrite.
     """
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in _GROUP}
@@ -78,9 +79,9 @@ def run_on_spark(
     umask: int | None = None,
     keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
-    """Yield the batches in the order in which their tasks end, with functions that return the result at once.
+    """Yield the batches in the order in which their tasks end, each with a function that returns the result at once.
 
-    The number of tasks that run at the same time is the number of cores.
+    As many tasks run at the same time as there are cores.
 
     Args:
         folders: The parameter of `confine`.
@@ -108,7 +109,7 @@ def run_on_spark(
                     tasks = running.pop(ended)
                     yield tasks, partial(_read_result, ended, tasks)
         finally:
-            with suppress(Py4JError):  # The JVM may have ended.
+            with suppress(Py4JError):  # The JVM may have ended already.
                 context.cancelJobGroup(group)
 
 
@@ -129,7 +130,7 @@ def _run_in_task(
         new = rewrite()
     except (Unreadable, Unwritable, BadRequest) as error:
         return str(error)
-    # The result leaves out the tasks, because the driver has them.
+    # The result leaves out the tasks, because the driver has them already.
     return None if new is None else replace(new, tasks=())
 
 
@@ -138,7 +139,7 @@ def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> Rewritte
         outcome = ended.result()
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if not lines or has_keys():  # The text may quote a value of an encrypted file.
+        if not lines or has_keys():  # The message may quote a value of an encrypted file.
             lines = [type(error).__name__]
         raise BadRequest(f"a Spark task failed: {lines[-1]}") from None
     if isinstance(outcome, str):

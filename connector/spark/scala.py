@@ -17,17 +17,17 @@ def to_list(sequence: Any) -> list[Any]:
 
 
 def to_strings(sequence: Any) -> list[str]:
-    """Return the items of a Scala Seq as texts, with two calls to the JVM for any number of items."""
+    """Return the items of a Scala Seq as strings, with only two calls to the JVM for any number of items."""
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
-    # A name can contain a zero byte.
+    # If an item contains a zero byte, the text is split into too many parts.
     return texts if len(texts) == count else [str(one) for one in to_list(sequence)]
 
 
 class JvmStatics:
     """Classes, objects and static members of the JVM.
 
-    Each takes several calls to find, and stays the same for all statements.
+    Finding such a member takes several calls. It stays the same for all statements, so it is cached.
     """
 
     def __init__(self, jvm: Any) -> None:
@@ -48,9 +48,9 @@ class JvmStatics:
 
     @cached_property
     def name_of(self) -> Any:
-        """A function that returns the name of an object's class in one call.
+        """A JVM function that returns the name of an object's class in one call.
 
-        With `getClass`, this takes three calls, including the release of the class.
+        With `getClass`, this would take three calls, including the release of the class.
         """
         return self.class_of("org.apache.commons.lang3.ClassUtils").getName
 
@@ -68,7 +68,7 @@ class JvmStatics:
 
     @cached_property
     def skip(self) -> Any:
-        """The mode in which a command is analysed but not run."""
+        """The mode of Spark in which a command is analysed but not run."""
         return self.class_of(f"{SPARK}execution.CommandExecutionMode").SKIP()
 
     @cached_property

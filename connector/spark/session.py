@@ -1,8 +1,7 @@
 """Defines the Spark configuration for Seamark as plain values, and opens a local session with it.
 
-Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them),
-so users copy what was tested. A JVM has one session; catalogs can be added to a running session under any
-unused name.
+Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them), so users
+copy settings that were tested. A JVM has one session. Catalogs can be added to a running session under any unused name.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ SHUFFLE_FREE = {
 }
 """The settings with which joins and groupings by bucket or partition keys need no exchange.
 
-In a join with a table that has no such partitioning, only that table is exchanged.
+In a join with a table without this partitioning, only that table is exchanged.
 """
 DAEMON = "seamark.connector.spark.daemon"
-"""The value of `spark.python.daemon.module`; a value of the caller takes precedence."""
+"""The value of `spark.python.daemon.module`. If the caller sets this property, the caller's value is used."""
 
 
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
@@ -79,9 +78,9 @@ def iceberg_jars(folder: Path) -> list[Path]:
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start a session, or return the running session with those values of `conf` that can be changed.
+    """Start a session, or return the running session with those values of `conf` that can still be changed.
 
-    By default, PySpark starts workers with `python3` from the PATH; this function makes them run this
+    By default, PySpark starts workers with `python3` from the PATH. This function makes the workers run this
     interpreter.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -103,9 +102,9 @@ def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
 def connect(
     spark: SparkSession, name: str, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None
 ) -> None:
-    """Add the catalog `name` to a running session: the server plans its scans, and joins by bucket need no exchange.
+    """Add the catalog `name` to a running session. The server plans its scans, and joins by bucket need no exchange.
 
-    The function also registers `format("seamark")`. Its parameters are described in `catalog_conf`.
+    The function also registers `format("seamark")`. The docstring of `catalog_conf` describes the parameters.
     """
     add_catalog(spark, {**catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
     register(spark)
@@ -121,8 +120,8 @@ def read(
 ) -> DataFrame:
     """Return the rows of a table that match an SQL predicate.
 
-    The table is in a catalog from `connect`, for example `sea.db.events`. Iceberg's reader reads the planned
-    files. If bitmap indexes select rows on few of their pages, Seamark's reader is used (`reader_choice.py`).
+    The table is in a catalog that was added with `connect`, for example `sea.db.events`. Iceberg's reader reads the
+    planned files. If bitmap indexes select rows on only a few pages, Seamark's reader is used (`reader_choice.py`).
     Seamark's reader reads all columns unless `columns` is set.
     """
     name, *levels = split_name(table)
@@ -147,7 +146,10 @@ def read(
 
 
 def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
-    """Return the names in the table's spelling, if the session is case-insensitive and they are unambiguous."""
+    """Return the column names in the table's spelling.
+
+    This is done only if the session is case-insensitive and the names are unambiguous.
+    """
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)
     names: dict[str, str | None] = {}
@@ -160,14 +162,14 @@ def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str])
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bind_filter(where, opened)
-    except BadRequest:  # Spark may support the predicate.
+    except BadRequest:  # Spark may still support the predicate.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
-        return False  # Spark interprets text as times of the session's zone.
+        return False  # In a predicate, Spark interprets strings as times in the session's zone.
     return estimate_remaining_rows(client, opened, bound).suits_seamark
 
 
 def _snapshot_options(at: At) -> dict[str, str]:
-    named = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
-    return {name: str(value) for name, value in named.items() if value is not None}
+    options = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
+    return {name: str(value) for name, value in options.items() if value is not None}

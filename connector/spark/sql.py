@@ -1,4 +1,4 @@
-"""Runs any SQL statement of Spark: queries read only needed files, and changes use rows that an index locates.
+"""Runs any SQL statement of Spark. Queries read only needed files, and changes use rows that an index locates.
 
     from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.db.t JOIN …").show()
@@ -56,9 +56,7 @@ def sql(
 
 
 def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
-    """Add a hint to the error if the name of a table has an unknown catalog that is similar to a catalog of
-    the session.
-    """
+    """Add a hint to the error if a table name has an unknown catalog that is similar to a catalog of the session."""
     match, catalog_names = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
     if match is not None and match[1] not in catalog_names and catalog_names:
         error.add_note(f"{match[1]!r} is not a catalog of this session: {catalog_hint(match[1], catalog_names)}")
@@ -68,5 +66,5 @@ def _is_change(spark: SparkSession, text: str) -> bool:
     catalyst = Catalyst(spark)
     try:
         return is_change(catalyst, catalyst.parse(text))
-    except (PySparkException, Py4JError):  # Spark reports the error when it runs the text.
+    except (PySparkException, Py4JError):  # Spark reports this error again when it runs the text.
         return False

@@ -1,8 +1,7 @@
-"""Converts Iceberg's types to Spark types, like Iceberg's Spark catalog, and Arrow data to the form that Spark
-accepts.
+"""Converts Iceberg's types to Spark types as Iceberg's Spark catalog does, and Arrow data to the form for Spark.
 
-In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable: Spark
-compares the types of Arrow batches with the declared types, and the batches of all files must be equal.
+In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable. Spark compares the
+types of Arrow batches with the declared types, so the batches of all files must have equal types.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ def spark_type(kind: Type) -> spark.DataType:
     """Return the Spark type of an Iceberg type.
 
     Raises:
-        ValueError: Spark has no equivalent type: time, nanoseconds, variant, geometry, geography.
+        ValueError: Spark has no equivalent type. This is the case for time, nanoseconds, variant, geometry and
+            geography.
     """
     match kind:
         case StructType(fields):
@@ -63,9 +63,7 @@ def spark_type(kind: Type) -> spark.DataType:
 
 
 def for_spark(kind: Type) -> Convert | None:
-    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark, or None if none is
-    needed.
-    """
+    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark, or None if it is not needed."""
     match kind:
         case StructType(fields):
             inner = [for_spark(field.type) for field in fields]
@@ -105,7 +103,7 @@ def _convert_map(array: pa.Array, key: Convert | None, value: Convert | None) ->
 
 
 def _convert_uuids(array: pa.Array) -> pa.Array:
-    """Convert uuids to texts such as `123e4567-e89b-12d3-a456-426614174000`."""
+    """Convert uuids to strings such as `123e4567-e89b-12d3-a456-426614174000`."""
     rows = len(array)
     if not rows:
         return pa.array([], pa.string())

@@ -191,11 +191,14 @@ class Translation:
         for number, (name, _) in enumerate(outputs, 1):
             numbers[name.lower()].append(number)
         # In expressions too, a name of SELECT takes precedence over a column of FROM.
-        named = None
+        output_scope = None
         if scope is not None:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
-            named = NameScope(fields, scope.named, scope)
-        return [self._translate_order_key(one, outputs, numbers, named, distinct=distinct) for one in order.expressions]
+            output_scope = NameScope(fields, scope.named, scope)
+        return [
+            self._translate_order_key(one, outputs, numbers, output_scope, distinct=distinct)
+            for one in order.expressions
+        ]
 
     def _translate_order_key(
         self,
@@ -256,7 +259,10 @@ class Translation:
             if not kind.is_comparable and word != "UNION ALL":
                 raise UnsupportedInDuckDB(f"{word} of the type {kind} is not translated")
             columns.append((name, kind))
-        texts = [f"({_convert_columns(text, given, columns)})" for text, given in ((left, ours), (right, theirs))]
+        texts = [
+            f"({_convert_columns(text, query_columns, columns)})"
+            for text, query_columns in ((left, ours), (right, theirs))
+        ]
         text = f" {word} ".join(texts)
         if (order := node.args.get("order")) is not None:
             outputs = [(name, SqlValue("", kind)) for name, kind in columns]
@@ -392,9 +398,11 @@ class Translation:
         if not isinstance(node.this, exp.Identifier):
             raise UnsupportedInDuckDB(f"FROM {describe(node)}: table functions are not translated")
         check_args(node, _TABLE | {"joins"})
-        named = outer.named.get(node.name.lower()) if len(node.parts) == 1 else None
-        if named is not None:
-            return self._alias_relation(named.relation, named.columns, alias or exp.TableAlias(this=node.this), node)
+        with_query = outer.named.get(node.name.lower()) if len(node.parts) == 1 else None
+        if with_query is not None:
+            return self._alias_relation(
+                with_query.relation, with_query.columns, alias or exp.TableAlias(this=node.this), node
+            )
         table = StoredTable(len(self.tables), node, self._columns_of(node))
         self.tables.append(table)
         relation = f"r{next(self._numbers)}"

@@ -107,9 +107,9 @@ class CatalogTables:
         return table_name(node, self._catalog, self._schema)
 
     def columns_of(self, node: exp.Table) -> Mapping[str, SqlType]:
-        named = self._open_once(self.name_of(node), _read_version(node))
-        self.of_node[id(node)] = named
-        return named.columns
+        table = self._open_once(self.name_of(node), _read_version(node))
+        self.of_node[id(node)] = table
+        return table.columns
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
         """Return a table, which is opened at its first use.
@@ -118,8 +118,8 @@ class CatalogTables:
             name: The name of the table.
             version: A snapshot id, the name of a branch or tag, or None for the current state.
         """
-        named = self._opened.get((name, version))
-        if named is None:
+        table = self._opened.get((name, version))
+        if table is None:
             moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
             if moving and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at another snapshot")
@@ -135,8 +135,8 @@ class CatalogTables:
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
                 ) from None
-            named = self._opened[name, version] = _to_named_table(name, opened)
-        return named
+            table = self._opened[name, version] = _to_named_table(name, opened)
+        return table
 
 
 def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
@@ -186,15 +186,15 @@ def plan_reads(
     )
     reads = []
     for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
-        named = catalog.of_node[id(table.node)]
+        named_table = catalog.of_node[id(table.node)]
         joins: tuple[tuple[str, int], ...] = ()
-        opened = named.opened
+        opened = named_table.opened
         where = TRUE if scan is None else _bind_filter(scan, opened)
         if number in planned:
             name, joins = planned[number]
-            opened = open_table(client, (*named.name[:-1], name), CURRENT)
+            opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
         tasks = tuple(plan(client, opened, where))
-        reads.append(PlannedTableRead(table, named, opened, drop_functions(where), tasks, joins))
+        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, joins))
     return reads
 
 
@@ -253,10 +253,10 @@ def _find_scans(
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
-        named = catalog.of_node[id(table.node)]
+        named_table = catalog.of_node[id(table.node)]
         columns = {
             field.name.lower(): field.type if isinstance(field.type, str) else "nested"
-            for field in named.opened.schema.fields
+            for field in named_table.opened.schema.fields
         }
         kinds[key] = columns if kinds.get(key, columns) == columns else None
     try:
@@ -289,17 +289,17 @@ def _request_join_plans(
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
     for at, number in enumerate(numbers):
-        scan, named = scans[number], catalog.of_node[id(tables[number].node)]
+        scan, named_table = scans[number], catalog.of_node[id(tables[number].node)]
         if scan.ref is not None:  # The branch may have moved since the table was opened.
-            scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
-        planned_scans[at] = PlannedScan(scan, "", named.name)
-        if named.opened.snapshot_id is not None:
+            scan = replace(scan, ref=None, snapshot_id=named_table.opened.snapshot_id)
+        planned_scans[at] = PlannedScan(scan, "", named_table.name)
+        if named_table.opened.snapshot_id is not None:
             known_tables[scan.catalog, scan.schema, scan.table] = KnownTable(
                 version="",
                 columns=None,
-                snapshot_id=named.opened.snapshot_id,
-                size_bytes=named.bytes,
-                files=named.files,
+                snapshot_id=named_table.opened.snapshot_id,
+                size_bytes=named_table.bytes,
+                files=named_table.files,
             )
     dimensions = joining.find_dimensions(planned_scans, known_tables)
     if not dimensions:

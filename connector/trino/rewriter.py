@@ -237,12 +237,12 @@ class Rewriter:
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
-        done = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
+        result = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
         if seen.explains:  # A prepared statement may also be an EXPLAIN.
-            done = replace(done, used=replace(done.used, explains=True))
-        if done.is_wasted:
+            result = replace(result, used=replace(result.used, explains=True))
+        if result.is_wasted:
             self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
-        return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
+        return replace(result, summary=f"{result.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
         """Withdraw unused plans, so that they do not appear in a list of a table's snapshots."""
@@ -292,8 +292,8 @@ class Rewriter:
         If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
         """
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
-        named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
-        if denied or named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+        has_plan_id = any(str(plan_id) in message for _, plan_id in rewriting.plans)
+        if denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing.get(rewriting.breaker_key) or Breaker()
             self._failing.put(rewriting.breaker_key, breaker, 0)
             breaker.record_failure()
@@ -312,16 +312,16 @@ class Rewriter:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.kept_max, until_s)
-        done = await self._rewrite_with_plans(text, session, seen, requests, until_s)
+        result = await self._rewrite_with_plans(text, session, seen, requests, until_s)
         if requests.missing and not requests.has_failed():
             try:
                 learned = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
-                return done  # The next statement will use the definitions that were loaded.
+                return result  # The next statement will use the definitions that were loaded.
             if learned:
-                again = PlanRequests(self._client, self._limits.kept_max, until_s)
-                return await self._rewrite_with_plans(text, session, seen, again, until_s)
-        return done
+                second_requests = PlanRequests(self._client, self._limits.kept_max, until_s)
+                return await self._rewrite_with_plans(text, session, seen, second_requests, until_s)
+        return result
 
     async def _rewrite_with_plans(
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
@@ -375,15 +375,15 @@ class Rewriter:
             return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not requests.why)
         try:
             write = partial(_build_result, text, reading, planned_scans, plans, dimensions, over)
-            done = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
+            result = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
         try:
             async with asyncio.timeout_at(until_s):
-                await self._withdrawing.take(done.plans)
+                await self._withdrawing.take(result.plans)
         except (ClientError, TimeoutError):
             return RewriteResult(None, "unchanged; its plans were withdrawn in the meantime")
-        return done
+        return result
 
     # Parsing
 
@@ -418,14 +418,14 @@ class Rewriter:
         The columns are loaded only if they can give more conditions.
         """
         plain = await self._reader.read(text, {}, until_s)
-        named = {
+        table_names = {
             names: table[1] for names in plain.table_names if (table := self._resolve_name(names, session)) is not None
         }
-        views = await self._views.open_cached(named.values(), until_s)
+        views = await self._views.open_cached(table_names.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
-        seen = await self._views.definitions(named.values(), views, requests, until_s)
-        definitions_by_names = {names: seen.tables[name] for names, name in named.items() if name in seen.tables}
+        seen = await self._views.definitions(table_names.values(), views, requests, until_s)
+        definitions_by_names = {names: seen.tables[name] for names, name in table_names.items() if name in seen.tables}
         return (
             (await self._reader.read(text, definitions_by_names, until_s) if definitions_by_names else plain),
             definitions_by_names,
@@ -443,8 +443,8 @@ class Rewriter:
         return catalog, (*schema.split("."), table)
 
     def _to_planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
-        named = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
-        return None if named is None else PlannedScan(scan, *named)
+        resolved = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
+        return None if resolved is None else PlannedScan(scan, *resolved)
 
 
 def _build_result(
@@ -460,8 +460,8 @@ def _build_result(
     The text of each plan view already contains the plans of the tables that it reads.
     """
     own = {planned: view for planned, view in views.items() if not planned.within}
-    shown = {planned: plan for planned, plan in plans.items() if not planned.within}
-    new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in shown.items()]
+    own_plans = {planned: plan for planned, plan in plans.items() if not planned.within}
+    new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in own_plans.items()]
     new += [read_from_view(planned.scan, view.name) for planned, view in own.items()]
     if own:
         new.append(_access_checks(text, reading, own))
@@ -470,7 +470,7 @@ def _build_result(
         return RewriteResult(None, "unchanged; its text would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
-        if planned in shown:  # The summary does not reveal the tables behind a view.
+        if planned in own_plans:  # The summary does not reveal the tables behind a view.
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = find_used_joins(dimensions.get(planned, ()), plan)
@@ -480,7 +480,7 @@ def _build_result(
         quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)
     )
     each += [f"views={seen}"] if seen else []
-    summary = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
+    summary = f"rewritten; scans={len(own_plans) + len(own)}; files={_files(own_plans.values())}; {'; '.join(each)}"
     plan_ids = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
     plan_ids |= {(planned.table, view.plan_id) for planned, view in views.items()}
     files, considered = (

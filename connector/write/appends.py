@@ -1,13 +1,12 @@
 """Writes Arrow batches as data files and index files of a table, and adds the files in one commit.
 
-`TableWriter` runs in a Spark task or in this process. It buffers the rows of each partition until they fill
-a row group. All partitions share one memory limit. If the table has a sort order, the writer sorts the
-rows. `close` returns the files. The files become visible when a commit adds them. A writer that dies leaves
-unreferenced files.
+`TableWriter` runs in a Spark task or in this process. It buffers the rows of each partition until they fill a row
+group. All partitions share one memory limit. If the table has a sort order, the writer sorts the rows. `close` returns
+the files. The files become visible when a commit adds them. A writer that dies leaves unreferenced files.
 
     append(client, "db.t", rows)                     adds rows
     overwrite(client, "db.t", rows, where="d = …")   replaces the rows that match the filter
-    overwrite_partitions(client, "db.t", rows)       replaces the partitions that the rows belong to
+    overwrite_partitions(client, "db.t", rows)       replaces the partitions that have one of the rows
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.table_json import decode_table
 
 WRITE_ID = "write-id"
-"""A property of a snapshot's summary: the UUID of the write attempt that committed it."""
+"""A property in the summary of a snapshot: the UUID of the write attempt that committed the snapshot."""
 _FILE_ALREADY_LIVE = "AlreadyExistsException"
 """The error type of a commit that adds a file which a snapshot already contains."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
-"""Rows to write: Arrow data, or an object with Arrow's stream interface, such as a Polars frame or a DuckDB
-relation.
-"""
+"""Rows to write: Arrow data, or an object with Arrow's stream interface, such as a Polars frame."""
 
 
 # Writes with a commit
@@ -51,7 +48,7 @@ relation.
 class Destination:
     """A table at the time when a write begins, and the content of the commit without the files.
 
-    `target` is picklable, because tasks that write files receive it.
+    `target` can be pickled, because tasks that write files receive it.
 
     Attributes:
         change: The fields of the commit other than the files.
@@ -70,22 +67,22 @@ class Destination:
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """Commit the written files and return the answer.
+        """Commit the written files, and return the server's response.
 
-        Return None if there is nothing to commit and no producer number to record. The function `commit` describes
-        what happens after an error.
+        The result is None if there is nothing to commit and no producer number to record. The docstring of `commit`
+        describes the state after an error.
         """
-        named = producer_json(producer)
+        producer_value = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
-        if is_empty and named is None:
+        if is_empty and producer_value is None:
             return None
         written = written.limit_indexes(self.target.storage)
         change = {"operation": "append"} if is_empty else self.change
         body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}
-        if named is not None:
-            body["producer"] = named
+        if producer_value is not None:
+            body["producer"] = producer_value
         return commit(client, self.table, body, partial(written.discard, self.target.storage))
 
 
@@ -138,15 +135,15 @@ def append(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Add rows with one commit and return the answer of the server (docs/reference/openapi.json).
+    """Add rows with one commit, and return the server's response (docs/reference/openapi.json).
 
-    Return None if there are no rows and no producer.
+    The result is None if there are no rows and no producer.
 
-    `producer` is an id and a sequence number. If a change was committed with this number before, it is not
-    committed again. If there are no rows, an empty snapshot records the number.
+    `producer` is an id and a sequence number. If a change was committed with this number before, it is not committed
+    again. If there are no rows, an empty snapshot records the number.
 
-    After an error, no row is visible, unless the outcome of the commit is unknown (Unreachable, ServerFailed).
-    In that case the files are not deleted, because they may be visible.
+    After an error, no row is visible, unless the outcome of the commit is unknown (Unreachable, ServerFailed). In that
+    case, the files are not deleted, because they may be visible.
 
     Raises:
         Unwritable: The rows do not fit the table.
@@ -164,10 +161,12 @@ def overwrite(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Replace the rows that match a predicate; by default, replace all rows.
+    """Replace the rows that match a predicate. By default, all rows are replaced.
 
-    The predicate is SQL or the JSON of an Iceberg expression. The other arguments and the answer are those of
-    `append`.
+    The other arguments and the result are those of `append`.
+
+    Args:
+        where: The predicate, as SQL or as the JSON of an Iceberg expression.
 
     Raises:
         BadRequest: The predicate matches only some rows of a file.
@@ -186,9 +185,9 @@ def overwrite_partitions(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Replace all rows of the partitions that the given rows belong to.
+    """Replace all rows of the partitions to which the new rows belong.
 
-    The arguments and the answer are those of `append`.
+    The arguments and the result are those of `append`.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
@@ -208,15 +207,15 @@ def _write_and_commit(
 
 
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
-    """Commit a change and return the answer.
+    """Commit a change, and return the server's response.
 
-    If the commit fails and it is certain that no snapshot contains the written files now or later, the function
-    calls `discard`. This is certain in two cases:
+    If the commit fails and it is certain that no snapshot contains the written files now or later, the function calls
+    `discard`. This is certain in two cases:
 
-    - The server refused the change, no earlier request for it has an unknown outcome, and the reason of the refusal is
-      not that a snapshot already contains one of the files.
-    - Another write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case
-      from a repeat of this change after a lost answer.
+    - The server refused the change, no earlier request for the change has an unknown outcome, and the reason of the
+      refusal is not that a snapshot already contains one of the files.
+    - Another write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case from
+      a repeat of this change after a lost response.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}

@@ -3,14 +3,14 @@
     bucket_sizes(client, "db.t")            sizes for each bucket field of the current partition spec
     resize(client, "db.t", buckets=16)      replaces bucket[8](id) by bucket[16](id) in the partition spec
 
-A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new
-spec, and a writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of
-the buckets b and b + 8 of 16 (`hash % 16 % 8 == hash % 8`), so each old file belongs to known buckets of
-the new spec. Pruning, joins of compatible bucket counts and conflict detection therefore continue to work.
-This is true only if the number is doubled, so no other change is supported.
+A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
+writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of the buckets b and b + 8
+of 16 (`hash % 16 % 8 == hash % 8`), so it is known to which buckets of the new spec each old file belongs. Therefore
+pruning, joins of compatible bucket counts and conflict detection continue to work. This is true only if the number is
+doubled, so no other change is supported.
 
-If the table is also partitioned by other fields, each of their partitions has its own buckets. The target
-size is the size of one bucket in one of these partitions.
+If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is the
+size of one bucket in one of these partitions.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import VOID, canonical, width_of
 
 TARGET_BYTES = 3_000_000_000
-"""The target size of a bucket: large enough for files of the usual size, and small enough for one task to
-rewrite it.
+"""The target size of a bucket.
+
+It is large enough for files of the usual size, and small enough for one task to rewrite the bucket.
 """
 BUCKETS_MAX = 1 << 20
 """The maximum number of buckets for `bucket_sizes`.
 
-A spec may have 2,000 times as many buckets; their sizes would need too much memory.
+A spec may have 2,000 times as many buckets, but their sizes would need too much memory.
 """
 _ATTEMPTS_MAX = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
@@ -56,11 +57,10 @@ _OMITTED_FIELDS_SINCE = 2
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """The sizes of the buckets of one field of the current spec: each array is int64[buckets] and includes deleted
-    rows.
+    """The sizes of the buckets of one field of the current spec, as int64[buckets], including deleted rows.
 
-    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows. Its
-    rows and bytes are divided evenly among these buckets. Rows whose key is null are in no bucket.
+    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows. Its rows and
+    bytes are divided evenly among these buckets. Rows whose key is null are in no bucket.
     """
 
     field: str
@@ -73,7 +73,7 @@ class BucketSizes:
     """The number of files that may contain rows of several buckets, because their specs have fewer or no buckets."""
     shared_bytes: int
     partition_bytes: int
-    """The bytes of a typical partition by the other fields of the spec.
+    """The size of a typical partition by the other fields of the spec.
 
     Half of the table's bytes are in partitions of at least this size.
     """
@@ -93,10 +93,9 @@ class BucketSizes:
 
     @property
     def advice(self) -> int:
-        """The recommended number of buckets: the doubling of the current number whose buckets are closest to the
-        target size.
+        """The recommended number of buckets.
 
-        It is at least the current number.
+        It is the current number, doubled until the buckets are closest to the target size.
         """
         ratio = self.partition_bytes / (self.buckets * self.target_bytes)
         return self.buckets * 2 ** max(0, round(math.log2(ratio))) if ratio > 1 else self.buckets
@@ -104,10 +103,10 @@ class BucketSizes:
 
 @dataclass(frozen=True)
 class ResizeResult:
-    """The number of buckets before and after a resize; both are equal if nothing changed.
+    """The number of buckets before and after a resize. Both are equal if nothing changed.
 
     Attributes:
-        spec_id: The current spec.
+        spec_id: The id of the current spec.
     """
 
     column: str
@@ -153,7 +152,7 @@ def bucket_sizes(
 
 @dataclass(frozen=True)
 class _PartitionTotals:
-    """A partition and the totals of its data files; the partition values have the names of the fields of its spec."""
+    """A partition, and the totals of its data files. The partition values have the names of the fields of its spec."""
 
     spec_id: int
     values: dict[str, Any]
@@ -227,7 +226,7 @@ def _find_value(field: PartitionField, spec: PartitionSpec, partition: _Partitio
 def _compute_weighted_median(sizes: Sequence[int]) -> int:
     """Return the weighted median of sizes, or 0 if there are no sizes.
 
-    The sizes that are at least as large as the median contain half of the total.
+    The sizes of at least the median make up half of the total.
     """
     if not sizes:
         return 0
@@ -249,16 +248,17 @@ def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
 
 
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
-    """Set the number of buckets to the current number, doubled once or several times.
+    """Set the number of buckets. It must be the current number, doubled once or several times.
 
-    The operation is idempotent: if the number is already the current number, nothing changes.
+    The operation is idempotent: if the table already has this number of buckets, nothing changes.
 
     Args:
-        column: The column of the bucket field; required if the spec has several bucket fields.
+        buckets: The new number of buckets.
+        column: The column of the bucket field. It is required if the spec has several bucket fields.
 
     Raises:
         BadRequest: The number is not a repeated doubling, or the table has no buckets.
-        Conflict: Other commits changed the spec in all attempts.
+        Conflict: Other commits changed the spec in every attempt.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
         loaded = client.load_table(table)
@@ -321,7 +321,7 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
         elif metadata.format_version < _OMITTED_FIELDS_SINCE:
-            # In version 1, partition fields keep their positions permanently.
+            # In format version 1, partition fields keep their positions permanently.
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)
@@ -331,9 +331,9 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
 def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
     """Return a name for the new field that no other field or column has.
 
-    If an earlier spec has an equal field, the function returns the name of that field, otherwise the name that
-    Iceberg's engines generate: `id_bucket_16`. Engines show the partitions of all specs in one struct, so the
-    names of all specs are excluded.
+    If an earlier spec has an equal field, the result is the name of that field. Otherwise, it is the name that
+    Iceberg's engines generate, such as `id_bucket_16`. Engines show the partitions of all specs in one struct, so the
+    names in all specs are excluded.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
@@ -373,7 +373,6 @@ def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields:
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
         {"action": "set-default-spec", "spec-id": -1},
     ]
-    # If the answer is lost, a repeat is safe: its requirements fail, because the first request has
-    # changed the specs.
+    # A repeat after a lost response is safe: its requirements fail, because the first request has changed the specs.
     answer = update_table(client, table, requirements, updates)
     return int(answer["metadata"]["default-spec-id"])

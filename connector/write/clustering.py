@@ -1,17 +1,17 @@
 """Computes clustering keys of rows from attributes of the rows and of joined tables.
 
-Each attribute value is mapped to its rank in a sample of the rows: the mean of the fraction of smaller
-values and the fraction of smaller or equal values. Ranks divide a skewed attribute evenly, work for any
-ordered type, and are equal for equal values. The ranks of a row are the coordinates of a point. The key of
-this point on a space-filling curve (`curves.py`) is the sort key of the row.
+Each attribute value is mapped to its rank in a sample of the rows: the mean of the fraction of smaller values and the
+fraction of smaller or equal values. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal
+for equal values. The ranks of a row are the coordinates of a point. The key of this point on a space-filling curve
+(`curves.py`) is the sort key of the row.
 
     joins = {"customer": JoinedRows(customers, {"customer": "id"})}
     attributes = Attributes(by=["ordered", "customer.city"], joins=joins)
     clustering = Clustering.of(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
-The computation uses Arrow and numpy, a batch at a time. The objects are picklable, and tasks receive them
-with the ranks of the joined tables' rows.
+The computation uses Arrow and numpy, a batch at a time. The objects can be pickled, and tasks receive them with the
+ranks of the joined tables' rows.
 """
 
 from __future__ import annotations
@@ -37,34 +37,42 @@ from seamark.formats.iceberg.metadata.clustering import LINEAR
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 
 RANK_BITS = 16
-"""The bits of each rank: they distinguish more ranges than a table has files."""
+"""The number of bits of each rank. They distinguish more ranges than a table has files."""
 
 _GROUP_CORRELATION_MIN = 0.99
 """The minimum correlation at which attributes are grouped.
 
-At this correlation, where one column is constant, the other has a seventh of its spread. This is about the
+At this correlation, if one column is constant, the other column has a seventh of its usual spread. This is about the
 range of a column in a file, in a layer of some hundred files.
 """
 _CORRELATION_ROWS_MIN = 100
-"""The minimum number of rows in a sample for groups: in fewer rows, a correlation may be chance."""
+"""The minimum number of rows in a sample from which groups are derived.
+
+In fewer rows, a correlation may be accidental.
+"""
 _FILE_BYTES_MAX = 2**31 - 1
 """The maximum value of the property for the file size."""
 FILE_SIZE_SPREAD_FRACTION = 0.28
-"""The maximum deviation of a file of a layer from the target size, as a fraction of the target size.
+"""The maximum deviation of a file in a layer from the target size, as a fraction of the target size.
 
-It is large enough that a border of large cells is within reach of files of about the target size, even with
-the error of a sample.
+It is large enough that files of about the target size can end at a border of large cells, even with the error of a
+sample.
 """
 _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
-"""Characters of the bounds of a string: by default, and at most."""
+"""The numbers of characters in the bounds of a string: by default and at most. Then, the number of quantiles that are
+compared.
+"""
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """A joined table, and the join condition `on`: column of the clustered rows → column of the joined table.
+    """A joined table, and the join condition.
 
-    Alternatively, all columns on the left belong to an earlier joined table (`customer.nation_key`). If several
-    rows of the joined table have the same key, the first is joined.
+    If several rows of the joined table have the same key, the first row is joined.
+
+    Attributes:
+        on: A column of the joined table for each column of the clustered rows. Alternatively, all referring columns
+            belong to an earlier joined table (`customer.nation_key`).
     """
 
     rows: pa.Table
@@ -73,9 +81,11 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A referenced table, and the join columns that refer to it: referring column → column of the table.
+    """A referenced table, and the join condition.
 
-    A referring column may belong to an earlier table of the same joins, for example `customer.nation_id`.
+    Attributes:
+        on: A column of the referenced table for each referring column. A referring column may belong to an earlier
+            table of the same joins, for example `customer.nation_id`.
     """
 
     table: Name
@@ -85,17 +95,17 @@ class JoinedTable:
 def read_joined_tables(
     client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """Read the columns of the joined tables that `by` and the join conditions name, from the current snapshots.
+    """Read the columns of the joined tables to which `by` and the join conditions refer, from the current snapshots.
 
     The clustering is computed from these snapshots. If the tables change later, only the layout becomes worse.
 
     Raises:
         BadRequest: A table has more than `rows_max` rows.
     """
-    named = [*by, *(column for join in joins.values() for column in join.on)]
+    column_names = [*by, *(column for join in joins.values() for column in join.on)]
     rows_by_name = {}
     for name, join in joins.items():
-        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        used = [text.removeprefix(f"{name}.") for text in column_names if text.startswith(f"{name}.")]
         columns = list(dict.fromkeys([*join.on.values(), *used]))
         rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
         if rows_max is not None and rows.num_rows > rows_max:
@@ -105,7 +115,7 @@ def read_joined_tables(
 
 
 class KeyMatcher:
-    """Finds rows by their keys; picklable."""
+    """Finds rows by their keys. Instances can be pickled."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         self._kinds = [_key_type(key.type) for key in keys]
@@ -113,7 +123,10 @@ class KeyMatcher:
         self._keys = pa.array(self._encode_tuples(keys))
 
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return the first row that has each key: int64[rows], -1 if no row has the key or the key contains a null."""
+        """Return the first row with each key, as int64[rows].
+
+        It is -1 if no row has the key, or if the key contains a null.
+        """
         combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
             zero_copy_only=False
@@ -121,7 +134,7 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return a number for each tuple of known values: int64[rows], -1 if a value is null or unknown."""
+        """Return a number for each tuple of known values, as int64[rows]. It is -1 if a value is null or unknown."""
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
             positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
@@ -131,7 +144,7 @@ class KeyMatcher:
 
 
 def _key_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which keys are compared: int64 for all integer types."""
+    """Return the type in which keys are compared. For all integer types, it is int64."""
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
@@ -151,9 +164,9 @@ class Attributes:
             raise BadRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
-        """The columns of the clustered rows and the lookup of their keys, by joined table."""
+        """For each joined table, the columns of the clustered rows and the lookup of their keys."""
         self._merged_into: dict[str, str] = {}
-        """The joined table to which the columns of another joined table were appended, by the name of the latter."""
+        """For each joined table whose columns were appended to another joined table, the name of that table."""
         for name, joined in joins.items():
             self._add_join(name, joined, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
@@ -168,7 +181,10 @@ class Attributes:
         )
 
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
-        """Return the joined row of the table for each row of the batch: int64[rows], -1 if there is no joined row."""
+        """Return the joined row of a table for each row of the batch, as int64[rows].
+
+        It is -1 if there is no joined row.
+        """
         columns, lookup = self._lookups[name]
         return lookup.rows([single_array(batch[column]) for column in columns])
 
@@ -214,7 +230,10 @@ class Attributes:
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """Return the table and the column of an attribute; the table is empty if the clustered rows have the column."""
+        """Return the table and the column of an attribute.
+
+        The table is empty if the column is one of the clustered rows.
+        """
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
             _check_column(text, schema, text)
@@ -234,8 +253,8 @@ def _check_column(column: str, schema: pa.Schema, text: str) -> None:
 class Ranks:
     """The ranks of one attribute's values in a sample.
 
-    `values` are the distinct values, ascending. `before` is int64[values + 1]: the number of rows that precede
-    each value, and the total. Nulls precede all values.
+    `values` are the distinct values in ascending order. `before` is int64[values + 1]: the number of rows before each
+    value, and then the total. Nulls are before all values.
     """
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
@@ -248,7 +267,7 @@ class Ranks:
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
-        """Return the ranks of a column's values: uint64[rows], less than 2**BITS."""
+        """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**BITS."""
         encoded = column.dictionary_encode()
         low, high = self._count_smaller(encoded.dictionary)
         nulls = int(self.before[0])
@@ -259,12 +278,12 @@ class Ranks:
         return places
 
     def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
-        """Return how many sample values are smaller, and how many are smaller or equal, for each distinct value."""
+        """Return the number of smaller sample values for each distinct value, and of smaller or equal values."""
         if self.values.dtype != np.dtype(object):
             numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
-        # If the values are in ascending order, each search compares almost the same objects as the search
-        # before it. These objects are in the caches of the CPU, so the searches take a third of the time.
+        # If the values are in ascending order, each search compares almost the same objects as the search before it.
+        # These objects are in the caches of the CPU, so the searches take a third of the time.
         order = np.arange(len(distinct))
         if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):
             order = pc.sort_indices(distinct).to_numpy().astype(np.int64)
@@ -278,7 +297,7 @@ class Ranks:
 
 
 def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Return the values without nulls as an array that numpy can sort; NaN sorts last."""
+    """Return the values without nulls as an array that numpy can sort. NaN sorts last."""
     kind = values.type
     if pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -296,21 +315,21 @@ def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Clustering:
-    """Computes clustering keys; picklable."""
+    """Computes clustering keys. Instances can be pickled."""
 
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
     """The ranks of attributes of the clustered rows, by the ordinal of the attribute."""
     joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """The ranks of the joined table's rows, by the ordinal of the attribute; the last rank is for a missing row."""
+    """The ranks of the joined table's rows, by the ordinal of the attribute. The last rank is for a missing row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
         """Compute the ranks from a sample of the rows.
 
         Args:
-            sample: Some of the clustered rows; the sample has at least the columns `attributes.columns`.
+            sample: Some of the clustered rows, with at least the columns `attributes.columns`.
         """
         own: dict[int, Ranks] = {}
         joined: dict[int, npt.NDArray[np.uint64]] = {}
@@ -328,18 +347,18 @@ class Clustering:
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
-    """Groups of ordinals of attributes with almost the same order, such as an order date and a ship date.
+    """Groups of ordinals of attributes that have almost the same order, such as an order date and a ship date.
 
-    The curve goes through the first attribute of each group. The other attributes order the rows of one point.
-    If the tuple is empty, each attribute is a group.
+    The curve goes through the first attribute of each group. The other attributes order the rows of one point. If the
+    tuple is empty, each attribute is a group of its own.
     """
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
-        """Return the clustering keys: uint8[rows, bytes]; they compare as bytes.
+        """Return the clustering keys, as uint8[rows, bytes]. They are compared as bytes.
 
-        If b of the first bits of the keys belong to an attribute's group, a range of the attribute opens about a
-        part 2**-b of the files. The sum over all attributes is smallest if a group of g attributes has log2(g) bits
-        more than a group with one attribute.
+        If b of the first bits of the keys belong to an attribute's group, a range of the attribute opens about a part
+        2**-b of the files. The sum over all attributes is smallest if a group of g attributes has log2(g) bits more
+        than a group with one attribute.
         """
         points = self.points(rows)
         if len(self.groups) in (0, points.shape[1]):
@@ -359,7 +378,7 @@ class Clustering:
         )
 
     def points(self, rows: pa.RecordBatch | pa.Table) -> Points:
-        """Return the ranks: uint64[rows, attributes]."""
+        """Return the ranks of rows, as uint64[rows, attributes]."""
         rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
@@ -393,12 +412,12 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def generate_layer_name() -> str:
-    """Return a name for a new layer, the files that a clustering job writes together."""
+    """Return a name for a new layer. A layer is the files that a clustering job writes together."""
     return uuid.uuid4().hex[:12]
 
 
 def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """Return the keys as bytes[rows], which numpy can sort and search."""
+    """Return the keys as bytes[rows]. numpy can sort and search them."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
 
@@ -406,10 +425,10 @@ def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
     """Return the table properties with which the files of a layer are written.
 
-    The files of a layer end after a number of rows, not at a size. The bounds of `columns` are long enough to
-    distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with
-    the same 16 characters, as URLs do, the default bounds of all files would be equal. Properties of a column
-    take precedence. A default without bounds also takes precedence.
+    The files of a layer end after a number of rows, and not at a size. The bounds of `columns` are long enough to
+    distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with the
+    same 16 characters, as URLs do, the default bounds of all files would be equal. Properties that the table sets for a
+    column take precedence, and so does a default without bounds.
 
     Args:
         sample: Some rows of the layer.
@@ -425,8 +444,9 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
 
 
 def _measure_distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the length of bounds, in characters, that distinguishes neighbours among some hundred quantiles of
-    the column.
+    """Return the length of bounds, in characters, that distinguishes most values.
+
+    The length distinguishes neighbours among some hundred quantiles of the column.
     """
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
@@ -440,7 +460,7 @@ def _measure_common_prefix(first: str, second: str) -> int:
 
 
 def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """Return boundaries that divide the keys into parts of about equal size: bytes[parts - 1].
+    """Return boundaries that divide the keys into parts of about equal size, as bytes[parts - 1].
 
     Boundaries may be equal.
     """
@@ -452,10 +472,10 @@ def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray
 def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
     """Return boundaries between cells of the curve that divide the rows into about `parts` files.
 
-    A cell has all points with the same first bits. A boundary where a high bit changes divides large cells; a
-    file on both sides of this boundary would contain a part of each cell. So each boundary is moved by up to
-    `FILE_SIZE_SPREAD_FRACTION` of a file to the place where the highest bit changes. The files then have almost
-    cubic ranges, and fewer of them match a predicate.
+    A cell has all points with the same first bits. A boundary at which a high bit changes separates large cells. A file
+    on both sides of this boundary would contain a part of each cell. Therefore each boundary is moved by up to
+    `FILE_SIZE_SPREAD_FRACTION` of a file to the place where the highest bit changes. The files then have almost cubic
+    ranges, and fewer of them match a predicate.
 
     Args:
         keys: The keys of a sample of the rows.
@@ -469,7 +489,7 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
             (1 - FILE_SIZE_SPREAD_FRACTION) * size,
             min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
         )
-        if halves := maximum < minimum:  # The rows that are left fill less than two files.
+        if halves := maximum < minimum:  # The remaining rows fill less than two files.
             minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
         first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
         cell = _find_cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
@@ -483,13 +503,12 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Return the place next to `wanted` where the highest bit changes, and the smallest key of the cell that
-    begins there.
+    """Return the place near `wanted` where the highest bit changes, and the smallest key of the cell that begins there.
 
-    Return None if all keys are equal.
+    The result is None if all keys are equal.
 
     Args:
-        keys: The keys, ascending.
+        keys: The keys in ascending order.
     """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)

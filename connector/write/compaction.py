@@ -1,13 +1,13 @@
 """Merges small data files, and applies delete files, partition by partition (compaction).
 
-Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers.
-Each batch of files is a separate commit, so an interrupted compaction keeps the batches that it has
-committed. Writers never wait: rows that they delete during the compaction are deleted in the new files. If
-writers change too many rows of a batch, the batch is given up, and the next compaction plans it again.
+Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers. Each batch of
+    files is a
+separate commit, so an interrupted compaction keeps the batches that it has committed. Writers never wait. Rows that
+they delete during the compaction are deleted in the new files. If writers change too many rows of a batch, the batch is
+given up, and the next compaction plans it again.
 
-Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at
-least its own size. If a table grows by small commits, each row is therefore rewritten a logarithmic number
-of times.
+Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at least its
+own size. If a table grows by small commits, each row is therefore rewritten a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -78,17 +78,15 @@ NEW_BYTES_MAX_FRACTION = 0.75
 If the new files are larger, the batch is not committed, because the next compaction would rewrite them again.
 """
 REWRITE_DELETE_FILES_MIN = 5
-"""The number of delete files from which on a data file is rewritten, because readers open each of these delete
-files.
-"""
+"""The number of delete files at which a data file is rewritten. Readers open each of these delete files."""
 _TIER_SIZE_RATIO_MAX = 2
 """The maximum ratio of the sizes of two files of one tier."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""Limits of the files that a commit replaces."""
+"""The maximum size and number of the files that one commit replaces."""
 _CONCURRENT_PARTITIONS_MAX = 2
 """The number of partitions that are copied at the same time."""
 _JOINED_BATCH_BYTES_MAX = 64 << 20
-"""The maximum size of batches of several files that are joined and written as one batch."""
+"""The maximum total size of the batches of small files that are joined and written as one batch."""
 
 
 DeleteKey = tuple[str, int | None]
@@ -100,7 +98,7 @@ class CompactionPolicy:
     """The rules by which a compaction selects the files to merge.
 
     Attributes:
-        min_files: The number of small files in a partition from which on they are merged.
+        min_files: The number of small files in a partition at which they are merged.
     """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
@@ -109,7 +107,10 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """Return the policy that the table's properties set; `inherited` has the values of other properties.
+        """Return the policy that the table's properties set.
+
+        Args:
+            inherited: The values of properties that the table does not set.
 
         Raises:
             BadRequest: A value is not a number.
@@ -132,11 +133,11 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compact a branch of a table, by default with the policy of its properties.
+    """Compact a branch of a table. The default policy is that of the table's properties.
 
     Args:
-        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
-            an estimate.
+        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
+            estimate.
         settled: Leave out files that writers will probably replace soon.
         runner: Runs the rewrites, in this process or elsewhere.
 
@@ -178,12 +179,12 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Yield batches of successive files within the limits; a file above the limits has its own batch."""
+    """Yield batches of successive files within the limits. A file above the limits is a batch of its own."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Yield batches of successive groups of files within the limits; a group above the limits has its own batch."""
+    """Yield batches of successive groups of files within the limits. A group above the limits is a batch of its own."""
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
@@ -201,16 +202,14 @@ def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
 
 
 def _delete_key_of(delete: Mapping[str, Any]) -> DeleteKey:
-    """Return the identity of a delete: a path, and for a deletion vector also its offset in the Puffin file."""
+    """Return the identity of a delete file: its path and, for a deletion vector, its offset in the Puffin file."""
     return delete["file-path"], delete.get("content-offset")
 
 
 def _select_in_partition(
     members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
 ) -> list[ScanTask]:
-    """Return the files of a partition to replace: the files with many deletes, and the files of tiers that are
-    merged.
-    """
+    """Return the files of a partition to replace: files with many deletes, and files of the tiers that are merged."""
     chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
@@ -248,7 +247,7 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
-    """Write the rows of the files to new files, or return None if the new files are not worth a commit.
+    """Write the rows of the files to new files. Return None if the new files are not worth a commit.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -265,11 +264,11 @@ def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFile
     """Write the rows of the files to files of the current partition spec.
 
     Raises:
-        Unreadable: If the file cannot be read.
-        Unwritable: If the rows cannot be written.
+        Unreadable: A file cannot be read.
+        Unwritable: The rows cannot be written.
     """
     target = target_of(opened.metadata, opened.storage, opened.name)
-    # In a table with a sort order, rows of several files are sorted together.
+    # In a table with a sort order, the rows of several files are sorted together.
     policy = CopyPolicy.of(target.properties) if target.ordering is None else None
     return rewrite_rows(opened, target, batch, policy)
 
@@ -321,7 +320,10 @@ class _Copies:
     firsts: Mapping[str, int]
 
     def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
-        """Copy the partitions that are worth a copy; return the written files, the counts, and the other files.
+        """Copy the partitions that are worth a copy.
+
+        Returns:
+            The written files, the counts, and the tasks of the other files.
 
         Raises:
             Unreadable: A file cannot be read.
@@ -354,7 +356,7 @@ class _Copies:
     ) -> tuple[WrittenFiles, CopyCounts]:
         """Copy several partitions at the same time, because a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are made afterwards, so that there are as few index files as with one writer.
+        Index files are built afterwards, so there are no more index files than with one writer.
         """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
@@ -375,15 +377,19 @@ class _Copies:
                 for copy in running:
                     copy.cancel()
                 wait(running)
-                done = [copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None]
-                WrittenFiles.join([*done, WrittenFiles((), tuple(indexes.written))]).discard(self.target.storage)
+                written_parts = [
+                    copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None
+                ]
+                WrittenFiles.join([*written_parts, WrittenFiles((), tuple(indexes.written))]).discard(
+                    self.target.storage
+                )
                 raise
         return WrittenFiles.join([*parts, WrittenFiles((), index_files, skipped)]), counts
 
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """Copy a partition with its own writer, which deletes its files on an error."""
+        """Copy a partition with its own writer, which deletes its files if an error occurs."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
@@ -393,7 +399,7 @@ class _Copies:
 def _encode(
     opened: OpenTable, target: WriteTarget, tasks: Sequence[ScanTask], firsts: Mapping[str, int], origins: OriginLog
 ) -> WrittenFiles:
-    """Read and encode the live rows of these files.
+    """Read the live rows of these files, and encode them in new files.
 
     Args:
         firsts: The origin of the first row of each file.
@@ -401,8 +407,8 @@ def _encode(
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # If the files have the target's spec, all rows of a partition stay in this partition. Its file is
-    # written while the next files are read.
+    # If the files have the target's spec, all rows of a partition stay in this partition. Its file is written while the
+    # next files are read.
     stay = all(task.spec_id == target.spec.spec_id for task in tasks)
     groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
     ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
@@ -423,8 +429,8 @@ def _replace_positions_by_origins(
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
     """Yield batches of rows without their positions, each with the origins of its rows.
 
-    Batches of small files are joined, because the fixed work for a batch takes longer than the work for a
-    thousand rows.
+    Batches of small files are joined, because the fixed work for a batch takes longer than the work for a thousand
+    rows.
     """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
@@ -443,7 +449,7 @@ def _replace_positions_by_origins(
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
     """Join batches, and return the rows and their origins.
 
-    The positions are read from the last column by its place, because another column of the table may have its
+    The column of positions is found by its place as the last column, because another column of the table may have its
     name.
 
     Args:

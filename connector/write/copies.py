@@ -1,25 +1,25 @@
-"""Writes data files of a partition from row groups of other files: copies large row groups, and encodes others
-again.
+"""Writes data files of a partition from row groups of other files: copies large row groups, encodes others again.
 
-To copy a row group costs about as much as to copy its bytes; to encode its rows costs many times more. But
-a small row group makes every later read slower, so small row groups are encoded together. A row group is
-copied if all of this is true:
+Copying a row group costs about as much as copying its bytes. Encoding its rows costs many times more. But a small row
+group makes every later read slower, so small row groups are encoded together. A row group is copied if all of these
+conditions hold:
 
-- it has at least `CopyPolicy.least_bytes` bytes;
-- none of its rows is deleted;
-- its columns have the ids and types that the table's writer would give them now (names may differ);
-- its columns are optional where the columns of the new file are. Writers such as Spark store an optional column as
-  required if their rows have no null. If all files of a merge do so, the merged file does, too;
-- columns that are missing in the file are null for readers: they are optional, have no default, and are not the source
+- It has at least `CopyPolicy.least_bytes` bytes.
+- None of its rows is deleted.
+- Its columns have the ids and types that the table's writer would give them now. The names may differ.
+- Its columns are optional where the columns of the new file are optional. Writers such as Spark store an optional
+  column as required if their rows have no null. If all files of a merge store a column as required, the merged file
+  does, too.
+- Columns that are missing in the file are null for readers: they are optional, have no default, and are not the source
   of a partition field.
 
-A new file is encrypted as its old files are; files that are encrypted differently do not share a new file.
-Metrics of encrypted columns are not written to manifests, which are not encrypted. Partition values come
-from the old file's manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
+A new file is encrypted as its old files are. Files with different encryption do not share a new file. Metrics of
+encrypted columns are not written to manifests, because manifests are not encrypted. Partition values come from the old
+file's manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
 
-The rows of all other row groups are read with all deletes applied, and encoded. `CopyCounts` has the
-reasons. If the table has row lineage, the lineage columns are always encoded: they are small, and inherited
-values are derived from the old file.
+The rows of all other row groups are read with all deletes applied, and encoded. `CopyCounts` has the reasons. If the
+table has row lineage, the lineage columns are always encoded. They are small, and inherited values are derived from the
+old file.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ SMALL_ROW_GROUP_DIVISOR = 8
 """A row group is small if it is smaller than the target size of row groups divided by this number."""
 _ORIGIN = ""
 _BUFFERED_BYTES_MAX = 256 << 20
-"""The maximum bytes of buffered rows that wait for their row group."""
+"""The maximum size of buffered rows that wait for their row group."""
 _WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
 _CORRECT_STATISTICS_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
-"""The first version of the writer whose statistics are correct.
+"""The first version of each writer whose statistics are correct.
 
-Readers ignore the statistics of older versions by the writer's name. A copy would replace this name.
+Readers recognise older versions by the name of the writer in the file, and ignore their statistics. A copy would
+replace this name.
 """
 
 
@@ -92,9 +93,9 @@ class CopyPolicy:
 
     Attributes:
         least_bytes: The minimum size of a row group that is copied.
-        keep_order: Each old file becomes one new file, with its rows in the same order.
-        sorts: No row group is copied, and the rows of a new file have the table's sort order; for encrypted
-            files.
+        keep_order: Whether each old file becomes one new file, with its rows in the same order.
+        sorts: Whether no row group is copied, and the rows of a new file are in the table's sort order. This is for
+            encrypted files.
     """
 
     least_bytes: int
@@ -112,7 +113,7 @@ class CopyPolicy:
 
 @dataclass
 class CopyCounts:
-    """The row groups that were copied and encoded.
+    """The numbers of row groups that were copied and encoded.
 
     Attributes:
         encoded: The number of row groups that were encoded, by the reason.
@@ -129,7 +130,7 @@ class CopyCounts:
 
 
 class CopyWriter:
-    """Writes the files of one partition after another.
+    """Writes the files of one partition after the other.
 
     As a context manager, it deletes its files on an exception.
     """
@@ -205,7 +206,7 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """Return the properties of a file that determine how the new file is written; its footer is read once.
+        """Return the properties of a file that determine how the new file is written. Each footer is read only once.
 
         Raises:
             Unreadable: The file cannot be read.
@@ -222,10 +223,11 @@ class CopyWriter:
 
         Args:
             tasks: The files, each with the origin of its first row.
+            partition: The partition.
 
         Raises:
-            Unreadable: If the file cannot be read.
-            Unwritable: If the rows cannot be written.
+            Unreadable: A file cannot be read.
+            Unwritable: The rows cannot be written.
         """
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
         for members in self._group_by_scheme(tasks):
@@ -246,10 +248,10 @@ class CopyWriter:
             self._finish_file()
 
     def _group_by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
-        """Return the files, grouped by their encryption.
+        """Group the files by their encryption.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: A file cannot be read.
         """
         if self._keys is None:
             return [tasks]
@@ -259,7 +261,7 @@ class CopyWriter:
         return schemes.values()
 
     def _scheme_of(self, path: str) -> EncryptionScheme | None:
-        """Return the encryption that the file had when it was opened to choose the encryption of the new file."""
+        """Return the encryption that a file had when the encryption of the new file was chosen."""
         return self._inspected[path].scheme
 
     def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
@@ -331,7 +333,7 @@ class CopyWriter:
         for position, leaf in enumerate(self._layout.leaves):
             top = by_id[leaf.ids[0] or 0]
             if top.id in lineage:
-                columns[position] = -1  # These columns are always encoded.
+                columns[position] = -1  # The lineage columns are always encoded.
             elif columns[position] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
                 return LeafMatch((), f"it lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
@@ -366,7 +368,7 @@ class CopyWriter:
         self.counts.copied_bytes += group.size_bytes
 
     def _fill_missing(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
-        """Return a file in memory with nulls for the columns that the old file lacks, and with the lineage columns."""
+        """Return a file in memory with the lineage columns, and with nulls for columns missing in the old file."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
@@ -479,10 +481,7 @@ class CopyWriter:
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Delete the written files; ignore errors of the storage.
-
-        Never raises.
-        """
+        """Delete the written files, and ignore errors of the storage. The method never raises."""
         if self._file is not None:
             self._file.assembler.abort()
             self._file = None
@@ -539,7 +538,7 @@ class _OpenFile:
 
 
 def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """Return the NaN counts of each row group of a file, if the counts of the file determine them."""
+    """Return the NaN counts of each row group of a file, if they follow from the counts of the whole file."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}

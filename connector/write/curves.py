@@ -1,11 +1,11 @@
-"""Computes the keys of grid points on a space-filling curve: points that are close in all attributes often
-have close keys.
+"""Computes the keys of grid points on a space-filling curve.
 
-The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings
-707, 2004), for any number of dimensions. It processes one bit of all points at a time. The z-order
-interleaves the bits without the transform. Consecutive points of the Hilbert curve are neighbours, so a
-range of keys is a connected region; the z-order has jumps. The linear order sorts by the first attribute,
-then by the second.
+Points that are close in all attributes often have close keys.
+
+The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings 707, 2004), for
+any number of dimensions. It processes one bit of all points at a time. The z-order interleaves the bits without the
+transform. Consecutive points of the Hilbert curve are neighbours, so a range of keys is a connected region. The z-order
+has jumps. The linear order sorts by the first attribute, and then by the second.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ Points = npt.NDArray[np.uint64]
 
 
 def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
-    """Return the keys of points: uint8[rows, bytes], which compare as bytes.
+    """Return the keys of points, as uint8[rows, bytes]. They are compared as bytes.
 
     Distinct points have distinct keys.
 
     Args:
-        points: uint64[rows, attributes]; all coordinates are less than 2**bits.
+        points: The points, as uint64[rows, attributes]. All coordinates are less than 2**bits.
+        bits: The number of bits of each coordinate.
+        curve: The name of the curve.
 
     Raises:
         ValueError: The curve is unknown.
@@ -37,7 +39,7 @@ def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.
     elif curve not in (ZORDER, LINEAR):
         raise ValueError(f"there is no curve {curve!r}; the curves are {', '.join(CURVES)}")
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
-    # The shape is [rows, bits, attributes]: the highest bits of all attributes come first.
+    # The shape is [rows, bits, attributes], so the highest bits of all attributes come first.
     ordered = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
     if curve == LINEAR:  # All bits of the first attribute come first.
         ordered = ordered.swapaxes(1, 2)
@@ -46,8 +48,9 @@ def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.
 
 
 def _transpose(axes: Points, bits: int) -> None:
-    """Transform coordinates to the Hilbert index, in place; the bits of the index are distributed over the rows of
-    `axes`.
+    """Transform coordinates to the Hilbert index, in place.
+
+    The bits of the index are distributed over the rows of `axes`.
     """
     first = axes[0]
     for bit in range(bits - 1, 0, -1):

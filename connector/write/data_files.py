@@ -1,11 +1,11 @@
 """Writes a Parquet file of a table, and returns its ContentFile in the form of the REST specification.
 
-A file is written row group by row group under a unique name, and is durable before its ContentFile is
-returned. Until a commit adds it, no reader uses it; a writer that dies leaves an unreferenced file.
+A file is written row group by row group under a unique name, and is durable before its ContentFile is returned. Until a
+commit adds the file, no reader uses it. A writer that dies leaves an unreferenced file.
 
-The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with
-almost no repeated values in a sample has no dictionary: the dictionary would be as large as the column,
-take most of the writing time, and be required to read any page of the column.
+The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with almost no
+repeated values in a sample has no dictionary. Its dictionary would be as large as the column, would take most of the
+writing time, and would be needed to read any page of the column.
 
 The row groups of an encrypted file are encoded in memory, so that no unencrypted byte is stored.
 """
@@ -54,7 +54,7 @@ _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FPP_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
 _DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
-"""Maximum fraction of distinct values in a sample for which a column gets a dictionary."""
+"""The maximum fraction of distinct values in a sample at which a column gets a dictionary."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class NewFile:
     Attributes:
         arrow: The Arrow schema of all rows, with field ids.
         properties: The properties of the table.
-        key_values: Key-value metadata of the footer.
+        key_values: The key-value metadata of the footer.
     """
 
     location: str
@@ -77,10 +77,7 @@ class NewFile:
 
 
 class FileWriter:
-    """Writes one Parquet file.
-
-    Each call of `write` makes a row group.
-    """
+    """Writes one Parquet file. Each call of `write` creates a row group."""
 
     def __init__(self, new: NewFile) -> None:
         self.location = new.location
@@ -94,7 +91,7 @@ class FileWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return int(self._stream.tell()) if self._stream is not None else 0
 
     def write(self, rows: pa.Table) -> None:
@@ -108,10 +105,10 @@ class FileWriter:
         self.rows += rows.num_rows
 
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
-        """Return the Parquet writer; open it at the first call.
+        """Return the Parquet writer. It is opened at the first call.
 
         Args:
-            first: The rows of the first row group; None for no rows.
+            first: The rows of the first row group, or None if there are no rows.
         """
         if self._writer is None:
             options = _options_for(first, self._leaves, self._bloom_fpps, self._new.properties)
@@ -122,7 +119,7 @@ class FileWriter:
         return self._writer
 
     def close(self) -> dict[str, Any]:
-        """Close the file durably; return its format, sizes, counts and metrics as fields of a ContentFile."""
+        """Close the file durably. Return its format, sizes, counts and metrics as fields of a ContentFile."""
         writer = self._open_writer(None)
         writer.close()
         footer = writer.writer.metadata
@@ -164,7 +161,8 @@ class EncryptedFileWriter(FileWriter):
         """Open the file.
 
         Args:
-            protection: How the columns of the schema are encrypted.
+            new: The file to write.
+            protection: The encryption of the columns of the schema.
 
         Raises:
             Unreadable: A key service fails.
@@ -202,16 +200,16 @@ class EncryptedFileWriter(FileWriter):
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
-    """Decode an encoded footer with pyarrow."""
+    """Decode a footer with pyarrow."""
     return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
 
 
 def divide_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """Divide the files by their encryption, which new files of their rows also get.
+    """Group the files by their encryption. New files with their rows get the same encryption.
 
-    Without keys, all files are in one group; an encrypted file is then refused when it is read.
+    Without keys, all files are in one group, and an encrypted file is refused when it is read.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -232,7 +230,7 @@ def require_unchanged_scheme(
 ) -> SourceCheck | None:
     """Return a check that refuses a file whose encryption has changed since `divide_by_protection`.
 
-    Return None if there are no keys, because encrypted files are then refused anyway.
+    The result is None if there are no keys, because encrypted files are then refused anyway.
     """
     if keys is None:
         return None
@@ -241,12 +239,12 @@ def require_unchanged_scheme(
 
 def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
     """Return a Parquet file in memory that has the columns and no rows."""
-    rows = pa.Table.from_batches([], arrow)  # `empty_table()` fails for a uuid within a struct, list or map
+    rows = pa.Table.from_batches([], arrow)  # `empty_table()` fails for a uuid inside a struct, list or map.
     return SourceFile("a file without rows", None, encode_row_group(rows, schema, {}))
 
 
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
-    """Return a Parquet file in memory with the rows as its only row group; without rows, it has no row group.
+    """Return a Parquet file in memory with the rows as its only row group. Without rows, the file has no row group.
 
     Raises:
         Unwritable: A property is invalid.
@@ -266,7 +264,7 @@ def _options_for(
     """Return the arguments of the Parquet writer.
 
     Args:
-        rows: The rows of the first row group; None for no rows.
+        rows: The rows of the first row group, or None if there are no rows.
     """
     options = writer_options_of(properties)
     options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
@@ -322,13 +320,13 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Return whether a column has enough repeated values for a dictionary; True for nested columns."""
+    """Return whether a column has enough repeated values for a dictionary. For nested columns, the result is True."""
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
     if rows.num_rows < _SAMPLE_ROWS:
         return _is_smaller(rows.column(leaf.positions[0]))
-    # The sample consists of stretches of consecutive rows, to include runs. They are spread over the
-    # whole column.
+    # The sample consists of stretches of consecutive rows, so it includes runs of equal values. The stretches are
+    # spread over the whole column.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
     sample = rows.column(leaf.positions[0]).take(positions)
@@ -340,7 +338,7 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary and the indices into it take fewer bytes than the values, before compression.
+    """Return whether a dictionary and its indices take fewer bytes than the values, before compression.
 
     Iceberg's Java writer decides in the same way. pyarrow keeps any dictionary that fits into its limit.
     """
@@ -356,7 +354,7 @@ def _is_smaller(column: pa.ChunkedArray) -> bool:
 
 
 def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
-    """Return the columns with a Bloom filter in the file: path → false-positive rate.
+    """Return the columns with a Bloom filter in the file: the false-positive rate by the path of the column.
 
     Raises:
         Unwritable: A rate is invalid.

@@ -1,11 +1,11 @@
 """Writes deletion vectors, position deletes and equality deletes (Iceberg spec, "Row-level Deletes").
 
-Written deletes never undelete a row. A data file has at most one deletion vector, so a new vector includes the rows
+Written deletes never undelete a row. A data file has at most one deletion vector. So a new vector includes the rows
 that were deleted before, and the old vector is listed for removal. A commit must add the new vector and remove the old
-vector together; otherwise it would undelete rows or be refused. A data file without remaining rows is also listed for
-removal; the commit removes the deletes of that file as well. Until a commit, delete files are unreferenced.
+vector together. Otherwise, the commit would undelete rows or be refused. A data file without remaining rows is also
+listed for removal. The commit removes the deletes of that file, too. Until a commit, delete files are unreferenced.
 
-Tables of version 3 use deletion vectors, many of them in one Puffin file (Puffin spec, `deletion-vector-v1`); tables of
+Tables of version 3 use deletion vectors, many of them in one Puffin file (Puffin spec, `deletion-vector-v1`). Tables of
 version 2 use Parquet files of paths and positions. Equality deletes need no positions, but add work to every read.
 """
 
@@ -46,7 +46,7 @@ from seamark.formats.iceberg.types.values import FLOATS
 VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _ROW_POSITION_ID = 2147483645
-"""Reserved field id of the row position; the Puffin spec requires it as the field of a deletion vector."""
+"""The reserved field id of the row position. The Puffin spec requires it as the field of a deletion vector."""
 _POSITION_DELETES = Schema(
     (Field(DELETED_PATH, "file_path", True, "string"), Field(DELETED_POSITION, "pos", True, "long"))
 )
@@ -59,10 +59,12 @@ _OWN, _ALL = "write.delete.parquet.", "write.parquet."
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """Rows of one data file to delete: `positions` is int64[n], in any order.
+    """Rows of one data file to delete.
 
-    `spec_id` and `partition` belong to the ContentFile of the data file. `deletes` are the delete files that a
-    plan lists for it.
+    Attributes:
+        positions: The positions of the rows, as int64[n], in any order.
+        spec_id, partition: The partition of the data file, from its ContentFile.
+        deletes: The delete files that a plan lists for the data file.
     """
 
     path: str
@@ -71,7 +73,7 @@ class DeletedRows:
     positions: Longs
     deletes: Sequence[Mapping[str, Any]] = ()
     records: int | None = None
-    """The number of rows of the data file. If it is set, the file is removed when all its rows are deleted."""
+    """The number of rows of the data file. If it is set, the data file is removed when all its rows are deleted."""
 
     @property
     def positional(self) -> list[Mapping[str, Any]]:
@@ -79,9 +81,9 @@ class DeletedRows:
         return [file for file in self.deletes if file["content"] == "position-deletes"]
 
     def is_whole(self, reader: Deletes) -> bool:
-        """Return whether these rows are all rows of the file that positional deletes have not deleted.
+        """Return whether all rows of the file are deleted by these positions and earlier deletes.
 
-        Return False if this is uncertain, for example because equality deletes apply.
+        The result is False if this is uncertain, for example because equality deletes apply.
 
         Raises:
             Unreadable: A delete file cannot be read.
@@ -96,8 +98,10 @@ class DeletedRows:
 class WrittenDeletes:
     """The files that a commit adds and removes to delete rows.
 
-    `files` are ContentFiles to add. `removed` are files to remove in the same commit: delete files that the new
-    files replace, and data files without remaining rows.
+    Attributes:
+        files: The ContentFiles to add.
+        removed: The files to remove in the same commit: delete files that the new files replace, and data files without
+            remaining rows.
     """
 
     files: tuple[dict[str, Any], ...] = ()
@@ -112,9 +116,9 @@ class WrittenDeletes:
         )
 
     def discard(self, storage: Storage) -> None:
-        """Delete all files; ignore errors of the storage.
+        """Delete all files, and ignore errors of the storage.
 
-        Call this only if no commit has added the files or can still add them.
+        Call this only if no commit has added the files, and no commit can still add them.
         """
         for location in {file["file-path"] for file in self.files}:
             with suppress(OSError):
@@ -124,12 +128,14 @@ class WrittenDeletes:
 def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
     """Write deletion vectors or position deletes, depending on the table's version.
 
-    `reader` reads the table's deletes.
+    Args:
+        target: The table.
+        rows: The rows to delete.
+        reader: Reads the table's deletes.
 
     Raises:
-        Unreadable: A delete file that a new vector must include cannot be read. Without it, rows would be
-            undeleted.
-        ValueError: A position is negative, or a data file is given twice.
+        Unreadable: A delete file that a new vector must include cannot be read. Without it, rows would be undeleted.
+        ValueError: A position is negative, or a data file occurs twice.
     """
     non_empty = _select_non_empty(rows)
     emptied_paths = {deleted.path for deleted in non_empty if deleted.is_whole(reader)}
@@ -145,7 +151,7 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
 
 
 def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Write one Puffin file with a vector for each data file, which includes earlier deletes.
+    """Write one Puffin file with a vector for each data file. The vectors include earlier deletes.
 
     No file is written if all rows were deleted before.
     """
@@ -186,7 +192,7 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
 def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
     """Return the entry that removes a delete file which the new vector includes.
 
-    Return None if the delete file also applies to other data files.
+    The result is None if the delete file also applies to other data files.
     """
     if file.get("referenced-data-file") != path:
         return None
@@ -197,7 +203,10 @@ def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 
 
 def encode_vector(positions: Longs) -> bytes:
-    """Return a blob `deletion-vector-v1`: length, magic, portable 64-bit roaring bitmap, CRC-32 of magic and bitmap.
+    """Return a blob `deletion-vector-v1`.
+
+    It consists of its length, a magic number, a portable 64-bit roaring bitmap, and a CRC-32 of the magic number and
+    the bitmap.
 
     Args:
         positions: The deleted positions, ascending and distinct.
@@ -226,12 +235,12 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
     """Return the entries that have positions, ordered by path.
 
     Raises:
-        ValueError: A position is negative, or a data file is given twice.
+        ValueError: A position is negative, or a data file occurs twice.
     """
     by_path: dict[str, DeletedRows] = {}
     for deleted in rows:
         if deleted.path in by_path:
-            raise ValueError(f"{deleted.path} is given twice; give all its positions at once")
+            raise ValueError(f"{deleted.path} occurs twice; pass all its positions at once")
         if len(deleted.positions) and int(deleted.positions.min()) < 0:
             raise ValueError(f"{deleted.path} has no row {int(deleted.positions.min())}")
         if len(deleted.positions):
@@ -299,15 +308,17 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Write equality delete files; they delete the rows that have one of the keys in these columns.
+    """Write equality delete files. They delete the rows that have one of the keys in these columns.
 
-    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a
-    spec without fields apply to all data files of any spec.
+    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a spec
+    without fields apply to all data files of any spec.
 
     Args:
-        columns: Names of top-level columns.
-        spec: The partition spec of the deletes, by default the table's. The sources of its fields must be among
-            `columns`.
+        target: The table.
+        keys: The keys.
+        columns: The names of the key columns, which are top-level columns.
+        spec: The partition spec of the deletes. The default is the spec of the table. The sources of its fields must be
+            among `columns`.
 
     Raises:
         Unwritable: A column cannot be a key column.
@@ -316,13 +327,13 @@ def write_equality_deletes(
     sources = {source for field in spec.fields if not field.is_void for source in field.sources}
     missing = sources - {field.id for field in schema.fields}
     if missing:
-        named = [
+        partition_columns = [
             target.schema.index.by_id[column_id].name
             for column_id in sorted(missing)
             if column_id in target.schema.index.by_id
         ]
         raise Unwritable(
-            f"the table is partitioned by {', '.join(named) or 'dropped columns'}, not in the key "
+            f"the table is partitioned by {', '.join(partition_columns) or 'dropped columns'}, not in the key "
             f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
     arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)
@@ -352,7 +363,7 @@ def write_equality_deletes(
 
 
 def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schema:
-    """Return the schema of these columns.
+    """Check that equality deletes can use these columns, and return the schema of the columns.
 
     Raises:
         Unwritable: The table or one of these columns does not support equality deletes.
@@ -372,7 +383,7 @@ def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
                 f"column {field.name} has a type that readers compare differently; it cannot be a key column"
             )
     if not fields or len(set(columns)) < len(columns):
-        raise Unwritable("a key has at least one column and no column twice")
+        raise Unwritable("a key must have at least one column, and each column only once")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 
@@ -393,7 +404,5 @@ def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int,
 
 
 def _generate_location(target: WriteTarget, suffix: str) -> str:
-    """Return a location outside of partition folders, because a file may contain deletes of several
-    partitions.
-    """
+    """Return a location outside of partition folders, because a file may contain deletes of several partitions."""
     return data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

@@ -1,18 +1,16 @@
 """Upserts and deletes by key without locating rows: one commit adds equality deletes and new rows.
 
-No index and no data file of the table is read, so the cost of a batch does not depend on the size of the
-table, and the report contains no counts of stored rows. Readers have more work: they compare the rows of
-each file to which the deletes apply with the keys, until a compaction applies the deletes. PyIceberg does
-not read such tables.
+No index and no data file of the table is read, so the cost of a batch does not depend on the size of the table, and the
+report has no counts of stored rows. Readers have more work: they compare the rows of each file to which the deletes
+apply with the keys, until a compaction applies the deletes. PyIceberg does not read such tables.
 
-The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the
-sequence number of the deletes, so they stay. An equality delete file applies either to the files of one
-partition of one spec or, if its spec has no fields, to all files. If the table has a spec without fields,
-the deletes use that spec. Otherwise they use all specs of the table, whose fields must then be derived from
-key columns.
+The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the sequence number
+of the deletes, so they stay. An equality delete file applies either to the files of one partition of one spec or, if
+its spec has no fields, to all files. If the table has a spec without fields, the deletes use that spec. Otherwise they
+use all specs of the table. The fields of these specs must then be derived from key columns.
 
-This commit has only one possible conflict: since the table was loaded, another writer has added a partition
-spec and written files with it, for example after a resize of buckets. The change is then prepared again.
+This commit has only one possible conflict: since the table was loaded, another writer has added a partition spec and
+written files with it, for example after a resize of buckets. The change is then prepared again.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Check that the table supports equality upserts by these keys.
+    """Check that the table supports equality upserts by these keys, for any batch of rows.
 
     Raises:
-        Unwritable: The table or the key does not support equality upserts; the rows of a batch do not matter.
+        Unwritable: The table or the key does not support equality upserts.
     """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)
@@ -65,9 +63,9 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
     """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
     Raises:
-        Unwritable: A key column has a floating-point type; the table has format version 1; every partition spec
-            of the table has fields, and one of them is not derived from the key columns; or the partition value
-            of a key depends on an earlier type of its column.
+        Unwritable: A key column has a floating-point type, or the table has format version 1. Or every partition spec
+            of the table has fields, and one of them is not derived from the key columns. Or the partition value of a
+            key depends on an earlier type of its column.
     """
     if not batch.keys.count:
         return NOTHING
@@ -84,7 +82,7 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
 
 
 def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Return partition specs such that equality deletes with these specs apply to every file of the table.
+    """Return partition specs with which equality deletes together apply to every file of the table.
 
     Readers treat a spec with only void fields as a spec without fields.
 
@@ -111,7 +109,7 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
     """Check that each key has the same truncated partition value as a long and as an int (`ranges.stored_as_int`).
 
     Raises:
-        Unwritable: The partition value of a key differs between the types.
+        Unwritable: A key has different partition values as a long and as an int.
     """
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:

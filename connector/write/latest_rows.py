@@ -1,8 +1,8 @@
 """Deduplicates a batch: selects the latest row of each key.
 
-The latest row has the largest value in the precombine column: null is smaller than all values, NaN is
-larger than all numbers, -0.0 equals 0.0, and strings compare by their bytes. If several rows have the
-largest value, the last of them in the batch is used.
+The latest row has the largest value in the precombine column. Null is smaller than all values, NaN is larger than all
+numbers, -0.0 equals 0.0, and strings are compared by their bytes. If several rows have the largest value, the last of
+them in the batch is used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NAN = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Deduplicated rows: row k of the batch has the key with ordinal k."""
+    """Rows with distinct keys. Row k of the batch has the key with ordinal k."""
 
     rows: pa.Table
     keys: BatchKeys
     precombine: Field | None
     partial: bool
-    """Whether stored rows keep their values in the columns that the batch lacks."""
+    """Whether stored rows keep their values in the columns that the batch does not have."""
 
 
 def batch_of(
@@ -49,7 +49,7 @@ def batch_of(
 ) -> Batch:
     """Return the latest row of each key.
 
-    The batch has all columns of the rows, or, with `columns`, only these, the keys and `precombine`.
+    The batch has all columns of the rows. With `columns`, it has only these columns, the keys and `precombine`.
 
     Raises:
         Unwritable: A row has no key, or the rows do not fit the table.
@@ -63,7 +63,9 @@ def batch_of(
         _check_columns("the rows have", needed, names)
         _check_columns("the table has", names, by_name)
         if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
-            raise Unwritable(f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; give each once")
+            raise Unwritable(
+                f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
+            )
         if columns is None and set(names) != set(batches[0].schema.names):
             raise Unwritable("some rows have other columns than the first row; all rows must have the same columns")
     table = _concatenate(
@@ -93,7 +95,9 @@ def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None
     """
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
-            raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")
+            raise Unwritable(
+                f"column {field.name} is null in {column.null_count:,} of the rows; a key must not have nulls"
+            )
 
 
 def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -> None:
@@ -102,7 +106,7 @@ def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
-    """Return the rows as a table; without rows, an empty table with these columns."""
+    """Return the rows as a table. Without rows, return an empty table with these columns."""
     if not batches:
         return pa.schema([(field.name, to_row_type(field.type)) for field in fields]).empty_table()
     try:
@@ -119,16 +123,18 @@ def column_of(table: pa.Table, field: Field) -> pa.Array:
     """
     schema = Schema((msgspec.structs.replace(field, required=False),), 0)
     arrow = arrow_schema(schema)
-    # There is at least one batch, because a concatenation of no arrays has no type.
+    # There is at least one batch, because a concatenation of no arrays would have no type.
     batches = table.select([field.name]).to_batches() or [pa.RecordBatch.from_pylist([], arrow)]
     return pa.concat_arrays([conform(batch.rename_columns([field.name]), schema, arrow).column(0) for batch in batches])
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The order of rows: first by `valid`, bool[rows], which is False for null; then by `number`, uint64[rows].
+    """The order of rows. Only rows that were ranked together can be compared.
 
-    Only rows that were ranked together are comparable.
+    Attributes:
+        valid: The first part of the order, as bool[rows]. It is False for null.
+        number: The second part of the order, as uint64[rows].
     """
 
     valid: Mask
@@ -136,7 +142,7 @@ class Rank:
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """Return the ranks of a column that `column_of` returned; without a column, all rows have the same rank."""
+        """Return the ranks of a column that `column_of` has returned. Without a column, all rows have the same rank."""
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -162,7 +168,7 @@ class Rank:
 
 
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
-    """Return the position of the latest row of each group, ascending.
+    """Return the ascending positions of the latest row of each group.
 
     Rows that have equal values in all arrays of `groups` form a group.
     """

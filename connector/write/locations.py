@@ -1,9 +1,8 @@
 """Generates locations of data files in the layout of Iceberg's writers.
 
 A location is `<location>/data/<partition>/<file>`, or a path below `write.data.path`. With
-`write.object-storage.enabled`, hash folders follow the data folder, to spread requests over an object
-store. Readers use the locations in manifests and never derive them. File names are unique, so that no file
-overwrites another.
+`write.object-storage.enabled`, hash folders follow the data folder, to spread requests over an object store. Readers
+use the locations in manifests and never derive them. File names are unique, so no file overwrites another.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
     """Return the location of a file.
 
     Args:
-        partition: The result of `format_partition_path`, empty for an unpartitioned table.
+        partition: The result of `format_partition_path`. Empty for an unpartitioned table.
     """
     folder = data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
@@ -69,8 +68,7 @@ def _hash_folders_of(name: str) -> str:
 def format_partition_path(
     names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]
 ) -> str:
-    """Return the escaped path of a partition, such as `day=2024-01-31/id_bucket=7`; it is empty if there are no
-    fields.
+    """Return the escaped path of a partition, such as `day=2024-01-31/id_bucket=7`. It is empty if there are no fields.
 
     Args:
         kinds: The result types of the transforms.
@@ -86,11 +84,11 @@ def _escape(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text contains no NUL and no segment `.` or `..`, even if it is URL-decoded up to three
-    times.
+    """Return whether the text is safe in a location: it has no NUL and no segment `.` or `..`.
 
-    Servers and stores refuse locations with these segments. The function returns False if the third decoding
-    still changes the text. Folder names are only informative: manifests have the partition values.
+    The text must also be safe after it was URL-decoded up to three times. Servers and stores refuse locations with
+    these segments. The result is False if the third decoding still changes the text. Folder names are only informative,
+    because manifests have the partition values.
     """
     decoded = text
     for _ in range(_DECODINGS_MAX):

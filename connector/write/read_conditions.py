@@ -1,8 +1,8 @@
 """Checks that rows are unchanged since a snapshot: the condition of a read-modify-write (`read_snapshot_id`).
 
-Rows are unchanged if both snapshots have the same rows with the keys, with the same values and equally
-often. Rows that were only moved, by a compaction or a copy-on-write commit, are unchanged. If the
-comparison is not possible, rows count as changed.
+Rows are unchanged if both snapshots have the same rows with the keys, with the same values and equally often. Rows that
+were only moved, by a compaction or a copy-on-write commit, are unchanged. If the snapshots cannot be compared, the rows
+count as changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ def check_unchanged(
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
 ) -> None:
-    """Check that rows with the keys are the same in a snapshot and in the opened snapshot.
+    """Check that the rows with the keys are the same in a snapshot and in the opened snapshot.
 
     Args:
         opened: The table, with its history.
-        read_snapshot_id: The earlier snapshot. None represents the empty table. UNSET: nothing is checked.
+        keys: The keys.
+        read_snapshot_id: The earlier snapshot. None stands for the empty table. With UNSET, nothing is checked.
+        strategy: The way in which rows are located (`row_locations.locate`).
 
     Raises:
         Conflict: Rows have changed.
@@ -82,7 +84,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
 
 
 def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
-    """Return the path, the position and the ordinal of the key of each row."""
+    """Return the path, the position, and the ordinal of the key of each located row."""
     return {
         (rows.task.path, position, ordinal)
         for rows in located.files
@@ -105,5 +107,5 @@ def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) ->
         rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
-            raise Unreadable(rows_of_keys.task.path, "it lacks rows that are live according to an index")
+            raise Unreadable(rows_of_keys.task.path, "it does not have rows that are live according to an index")
         yield from zip(rows_of_keys.keys.tolist(), map(repr, values), strict=True)

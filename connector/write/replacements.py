@@ -1,13 +1,14 @@
-"""Commits files that replace others and contain the same rows: the last step of clustering and compaction.
+"""Commits files that replace other files with the same rows: the last step of clustering and compaction.
 
-Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`: concurrent
-appends are preserved, and a concurrent change of a replaced file is a conflict.
+Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
+    preserved, and a
+concurrent change of a replaced file is a conflict.
 
-`commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows
-that were deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors
-that the same commit adds. The rewrite is therefore not repeated if a writer deletes a few rows. Files that
-share no rows, for example files of different partitions, are judged separately: if too many rows of some
-files are deleted, the other files are committed without them.
+`commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows that were
+deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors that the same commit
+adds. So the rewrite is not repeated if a writer deletes a few rows. Files that share no rows, for example files of
+different partitions, are decided separately: if too many rows of some files are deleted, the other files are committed
+without them.
 """
 
 from __future__ import annotations
@@ -44,24 +45,28 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 REPLACE, OVERWRITE = "replace", "overwrite"
 DELETED_ROWS_MAX_FRACTION, DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES = 0.25, 0.6
-"""New files are given up if a larger part of their rows was deleted meanwhile; the second part is for new files that
-are fewer than what is left of the old files. The next rewrite takes them again; until then, readers open fewer."""
+"""The maximum fraction of the rows in new files that may have been deleted during the rewrite. Above it, the new files
+are given up.
+
+The second fraction is for new files that are fewer than the remaining old files. The next rewrite replaces them again,
+and until then readers open fewer files.
+"""
 COMMIT_ATTEMPTS_MAX = 8
-"""Maximum attempts to commit one rewrite."""
+"""The maximum number of attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_BETTER = "not-worth"
-"""The reasons why a rewrite was wasted.
+"""The reasons why a rewrite was wasted, as constants.
 
-Other commits replaced all its files, or deleted too many of its rows. Rows of its files live again, for
-example after a rollback. The name refers to another table. Other commits were always faster. The new files
-are not better.
+Other commits have replaced all its files, or deleted too many of its rows. Rows of its files are live again, for
+example after a rollback. The name refers to another table. Other commits were faster in every attempt. The new files
+are not better than the old files.
 """
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """The rewrite is given up, because other commits have changed its files.
+    """Raised if a rewrite is given up, because other commits have changed its files.
 
     `reason` is one of the constants above.
     """
@@ -75,7 +80,7 @@ class Overtaken(Conflict):
 
 
 def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
-    """Open the table at the head of a branch.
+    """Open the table at the head of a branch, for a rewrite.
 
     Args:
         history: Whether to load all snapshots.
@@ -99,11 +104,10 @@ def build_replacement(
     deletes: Sequence[Mapping[str, Any]] = (),
     operation: str = REPLACE,
 ) -> dict[str, Any]:
-    """Return the body of the commit that replaces the files of `tasks`.
+    """Return the body of a commit that replaces the files of `tasks`.
 
-    The commit also removes the delete files that apply to no other data file, because the new files do not
-    contain the deleted rows. The server removes a delete file of a single data file together with the data
-    file.
+    The commit also removes the delete files that apply to no other data file, because the new files do not contain the
+    deleted rows. The server removes a delete file of a single data file together with the data file.
 
     Args:
         other_tasks: The other tasks of the same plan.
@@ -136,7 +140,7 @@ def build_replacement(
 class RewrittenFiles:
     """New files, and the origins of their rows.
 
-    Row `p` of the data file `tasks[i]` has the origin `p` plus the record counts of the tasks before it.
+    Row `p` of the data file `tasks[i]` has the origin `p` plus the number of records in all tasks before it.
     """
 
     opened: OpenTable
@@ -147,7 +151,7 @@ class RewrittenFiles:
     copies: CopyCounts = field(default_factory=CopyCounts)
 
     def exclude(self, written: WrittenFiles) -> WrittenFiles:
-        """Return the new files that are not among `written`."""
+        """Return the new files without the files in `written`."""
         paths = {file["file-path"] for file in written.files}
         locations = {file["location"] for file in written.index_files}
         return WrittenFiles(
@@ -156,13 +160,14 @@ class RewrittenFiles:
         )
 
     def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
-        """Return the replacement of the remaining old files at a later snapshot.
+        """Return the replacement of the old files that still exist at a later snapshot.
 
         Args:
+            opened: The table at the later snapshot.
             tasks: All tasks of the later snapshot.
 
         Raises:
-            Overtaken: It is uncertain which rows are still live, or too few rows are.
+            Overtaken: It is uncertain which rows are still live, or too few rows are live.
             Unreadable: A file cannot be read.
         """
         metadata = self.opened.metadata
@@ -192,7 +197,7 @@ class RewrittenFiles:
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
         if not old_tasks:
             raise Overtaken(ROWS)
-        # If this file applied to several data files, its removal could conflict with other writers.
+        # If this file applied to several data files, removing it could conflict with other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
         rows = [deleted[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
@@ -202,8 +207,9 @@ class RewrittenFiles:
         return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """Yield groups of old and new files that share no rows with other groups: the numbers of the tasks, and
-        the new files.
+        """Yield groups of old and new files that share no rows with other groups.
+
+        Each group has the numbers of the tasks, and the new files.
         """
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
@@ -232,7 +238,7 @@ class RewrittenFiles:
             current: The current tasks of the old files, by path.
 
         Raises:
-            Overtaken: The new files lack live rows of an old file, for example after a rollback.
+            Overtaken: The new files do not have live rows of an old file, for example after a rollback.
         """
         positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_table(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
@@ -268,7 +274,7 @@ class RewrittenFiles:
 class FileReplacement:
     """A replacement of files at one snapshot.
 
-    It has the new files, the old files, the other tasks of the same plan, and delete files of the new files.
+    It has the new files, the old files, the other tasks of the same plan, and the delete files for the new files.
     """
 
     opened: OpenTable
@@ -295,15 +301,15 @@ def commit_replacement(
 ) -> FileReplacement:
     """Replace the files of `new.tasks`, and return the committed replacement.
 
-    Rows that were deleted during the rewrite are deleted in the new files. Old files with too few remaining
-    rows are not replaced. After an error the new files are deleted, unless the outcome of the commit is
-    unknown.
+    Rows that were deleted during the rewrite are deleted in the new files. Old files with too few remaining rows are
+    not replaced. After an error, the new files are deleted, unless the outcome of the commit is unknown.
 
     Args:
+        new: The new files.
         other_tasks: The other tasks of the same plan.
 
     Raises:
-        Overtaken: The live rows are uncertain or too few, or other commits were faster in all attempts.
+        Overtaken: The live rows are uncertain or too few, or other commits were faster in every attempt.
         Unreadable: A delete file of another commit cannot be read.
     """
     storage = new.target.storage
@@ -344,19 +350,20 @@ def commit_replacement(
 
 
 Rewrite = Callable[[], RewrittenFiles | None]
-"""A function that writes the rows of a batch to new files; it returns None if they are not worth a commit.
-Picklable.
+"""A function that writes the rows of a batch to new files. It returns None if the new files are not worth a commit.
+
+It can be pickled.
 """
 Batches = Iterable[tuple[Sequence[ScanTask], Rewrite]]
 BatchRunner = Callable[[Batches], Batches]
 """A function that runs rewrites elsewhere.
 
-It returns the batches, in any order, each with a function that returns the result.
+It returns the batches, in any order, each with a function that returns the result of its rewrite.
 """
 
 
 def run_here(batches: Batches) -> Batches:
-    """Run one rewrite after another in this process."""
+    """Run the rewrites one after the other in this process."""
     return batches
 
 
@@ -369,22 +376,22 @@ def announce_batches(batches: Batches) -> Batches:
 
 @dataclass
 class RewriteReport:
-    """The result of a rewrite: files and bytes of the replaced and the new data files, and reasons for wasted work.
+    """The result of a rewrite: the numbers and sizes of replaced and new data files, and the reasons for wasted work.
 
     Attributes:
-        rows_deleted: Rows that writers deleted during the rewrite.
-        conflicts: Batches that were given up because writers changed too much of them.
+        rows_deleted: The number of rows that writers deleted during the rewrite.
+        conflicts: The number of batches that were given up because writers changed too much of them.
         bytes_read: The size of all files that were rewritten, including wasted rewrites.
-        bytes_wasted: The wasted part of `bytes_read`, including the share of the rows that writers deleted
-            during the rewrite.
+        bytes_wasted: The wasted part of `bytes_read`, including the share of the rows that writers deleted during the
+            rewrite.
         wasted_by: `bytes_wasted` by the reason.
-        given_up: Batches that are not worth a commit.
-        recheck_after_s: Seconds after which another run is worth it for files that were left out because
-            writers may replace them soon; 0 if there are none.
+        given_up: The number of batches that are not worth a commit.
+        recheck_after_s: The seconds after which another run is worthwhile for files that were left out because writers
+            may replace them soon. It is 0 if there are no such files.
         errors: The errors of batches that could not be read.
-        files_skipped: Files whose format cannot be rewritten.
-        row_groups_copied, bytes_copied: Row groups that were copied without decoding, and their size.
-        row_groups_encoded: Row groups that were not copied, by the reason (`write/copies.py`).
+        files_skipped: The number of files whose format cannot be rewritten.
+        row_groups_copied, bytes_copied: The number and size of row groups that were copied without decoding.
+        row_groups_encoded: The number of row groups that were not copied, by the reason (`write/copies.py`).
     """
 
     commits: int = 0
@@ -431,10 +438,10 @@ def replace_batches(
 
     Args:
         tasks: All tasks of the plan.
-        batches: The files of each batch, with a function that writes its rows to new files, or returns None if
-            that is not worth a commit.
-        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
-            an estimate.
+        batches: The files of each batch, with a function that writes their rows to new files. The function returns None
+            if the new files are not worth a commit.
+        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
+            estimate.
         runner: Runs the rewrites, in this process or elsewhere.
         recheck_after_s: The value for the report.
 
@@ -460,7 +467,9 @@ def replace_batches(
                     report.given_up += 1
                     report.waste(NOT_BETTER, size_bytes)
                     continue
-                done = commit_replacement(client, new, other_tasks, branch=branch, summary=summary, operation=operation)
+                outcome = commit_replacement(
+                    client, new, other_tasks, branch=branch, summary=summary, operation=operation
+                )
             except Conflict as error:
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
@@ -473,16 +482,16 @@ def replace_batches(
                 # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))
                 continue
-            replaced = {task.path for task in done.tasks}
+            replaced = {task.path for task in outcome.tasks}
             tasks = [task for task in tasks if task.path not in replaced]
-            useful = (size_bytes - done.bytes_left) * (1 - done.rows_deleted / max(1, done.written.rows))
+            useful = (size_bytes - outcome.bytes_left) * (1 - outcome.rows_deleted / max(1, outcome.written.rows))
             report.waste(ROWS, size_bytes - int(useful))
-            batch, size_bytes = done.tasks, sum(task.size_bytes for task in done.tasks)
+            batch, size_bytes = outcome.tasks, sum(task.size_bytes for task in outcome.tasks)
             report.commits += 1
-            report.files_after += len(done.written.files)
-            report.bytes_after += done.written.size_bytes
-            report.rows += done.written.rows
-            report.rows_deleted += done.rows_deleted
+            report.files_after += len(outcome.written.files)
+            report.bytes_after += outcome.written.size_bytes
+            report.rows += outcome.written.rows
+            report.rows_deleted += outcome.rows_deleted
             report.row_groups_copied += new.copies.copied
             report.bytes_copied += new.copies.copied_bytes
             for reason, count in new.copies.encoded.items():

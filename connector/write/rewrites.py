@@ -34,12 +34,15 @@ def rewrite_files(
 ) -> WrittenFiles:
     """Write the remaining rows of these files, and the new rows.
 
-    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for
-    updated rows. If an error occurs, the written files are deleted.
+    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for updated
+    rows. If an error occurs, the written files are deleted.
 
     Args:
-        files: The rows to leave out.
-        protection: The encryption of the files of new rows; other rows keep their encryption.
+        opened: The table.
+        target: The write target of the table.
+        files: The rows to leave out, by file.
+        new: The new rows.
+        protection: The encryption of the files with new rows. Other rows keep their encryption.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -49,7 +52,7 @@ def rewrite_files(
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # The column is found by its place, because a column of the table may have the name of the position column.
+    # The column is found by its place, because a column of the table may have the same name as the position column.
     columns = list(range(len(names)))
     partly_matched = {file.task.path: file for file in files if not file.is_whole}
     divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)
@@ -64,9 +67,9 @@ def rewrite_files(
             reader = TaskReader(read_plan, opened.storage, keys=opened.keys, check=check)
             with TableWriter(target, protection=file_protection) as writer:
                 for task in tasks:
-                    gone = partly_matched[task.path].positions
+                    deleted_positions = partly_matched[task.path].positions
                     for batch in reader.read(task):
-                        remaining = ~np.isin(batch.column(len(names)).to_numpy(), gone, assume_unique=True)
+                        remaining = ~np.isin(batch.column(len(names)).to_numpy(), deleted_positions, assume_unique=True)
                         if remaining.any():
                             writer.write(batch.select(columns).filter(pa.array(remaining)))
                 for batch in new if scheme == new_like else ():

@@ -1,4 +1,4 @@
-"""Commits a change of rows: files to add and remove, and the filter of the rows that were read.
+"""Commits a change of rows: files to add and remove, and a filter of the rows that were read.
 
 After a conflict with another commit, the change is prepared again from the current snapshot, a limited number of times.
 The files of a refused attempt are deleted.
@@ -38,7 +38,7 @@ _STREAM_ENABLED = "seamark.stream.enabled"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a change; the file counts belong to the committed attempt."""
+    """The result of a change. The counts of files are those of the committed attempt."""
 
     inserted: int = 0
     """The number of keys without a stored row."""
@@ -47,18 +47,18 @@ class Report:
     deleted: int = 0
     """The number of rows that were deleted without a replacement."""
     stale: int = 0
-    """The number of keys whose stored row is later than the given row and stays."""
+    """The number of keys whose stored row is later than the new row, so that the stored row stays."""
     files_read: int = 0
-    """The number of data files that were read at least partly."""
+    """The number of data files of which at least a part was read."""
     files_written: int = 0
     """The number of written data and delete files."""
     files_removed: int = 0
     """The number of removed data files and of replaced delete files."""
     attempts: int = 1
     snapshot_id: int | None = None
-    """The committed snapshot; None if there was nothing to change and no producer."""
+    """The committed snapshot, or None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """Whether the producer had committed this change before; the counts then belong to the repeated run."""
+    """Whether the producer had committed this change before. The other counts are then those of the repeated run."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RowChange:
     """
 
     scope: Expression | None
-    """A filter of the rows that were read.
+    """A filter of the rows that were read, or None.
 
     If it is None, nothing was read, and only a new partition spec is a conflict.
     """
@@ -88,7 +88,7 @@ class RowChange:
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
     def limit_indexes(self, target: WriteTarget) -> RowChange:
-        """Return the change without the index files that exceed the maximum for a commit."""
+        """Return the change with at most as many index files as a commit may have."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
@@ -128,11 +128,12 @@ def commit_row_change(
     history: bool = False,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Prepare a change from the head of the branch and commit it; repeat both after a conflict.
+    """Prepare a change from the head of the branch, and commit it. Both are repeated after a conflict.
 
     Args:
+        prepare: Prepares the change for an open table.
         history: Whether to open the table with all its snapshots.
-        file_keys: Keys of encrypted files.
+        file_keys: The keys of encrypted files.
 
     Raises:
         Unwritable: The table has format version 1. No file has been written.
@@ -140,7 +141,7 @@ def commit_row_change(
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
         fields["producer"] = producer_fields
-    # With this number, the server counts the conflicts of this change.
+    # By this id, the server counts the conflicts of the change.
     fields["change-id"] = str(uuid.uuid4())
     opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
@@ -153,7 +154,7 @@ def commit_row_change(
         try:
             change = prepare(opened, target).limit_indexes(target)
         except Conflict:
-            # Rows have changed since they were read. If an answer was lost, this change itself may have changed them.
+            # Rows have changed since they were read. If a response was lost, this change itself may have changed them.
             if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
@@ -190,7 +191,7 @@ def commit_row_change(
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the answer to an earlier commit of this change by the same producer, or None if there is none."""
+    """Return the response to an earlier commit of this change by the same producer, or None without such a commit."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None
@@ -209,17 +210,16 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
     """
     if metadata.format_version == 1:
         raise Unwritable(
-            "A table of version 1 supports only appends: it has no position deletes or equality deletes; upgrade it "
+            "A table of version 1 supports only appends, because it has no delete files; upgrade it "
             "to version 2 or later"
         )
 
 
 def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
-    """Return whether to prepare a refused change again.
+    """Return whether a refused change should be prepared again.
 
-    A change is not prepared again if the name now refers to another table. An invalid change (BadRequest) is
-    prepared again only if the table was upgraded in the meantime, because format versions differ in delete
-    files.
+    A change is not prepared again if the name now refers to another table. An invalid change (BadRequest) is prepared
+    again only if the table was upgraded meanwhile, because the format versions have different delete files.
     """
     if current.table_uuid != previous.table_uuid:
         return False

@@ -1,13 +1,13 @@
 """Locates the rows with the keys of a batch, with a record index or by reading the key columns of data files.
 
-The module finds every live row that has one of the keys. A record index locates the rows in the files that
-it covers. A file is read if the index does not cover it, or if the index cannot decide whether a row of the
-file is deleted. Without a record index, the files of the server's plan for the keys are read: the plan
-prunes by partitions (including buckets) of every spec, statistics, bloom filters and bitmaps.
+The module finds every live row that has one of the keys. A record index locates the rows in the files that it covers. A
+file is read if the index does not cover it, or if the index cannot decide whether a row of the file is deleted. Without
+a record index, the files in the server's plan for the keys are read. The plan prunes files by the partitions (including
+buckets) of every spec, statistics, bloom filters and bitmaps.
 
-Keys compare as in SQL: -0.0 equals 0.0; in addition, NaN equals NaN. No key contains a null. Keys are
-compared by 128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros,
-so both are probed.
+Keys are compared as in SQL, so -0.0 equals 0.0. In addition, NaN equals NaN. No key contains a null. Keys are compared
+by 128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros, so both zeros are
+looked up.
 """
 
 from __future__ import annotations
@@ -49,15 +49,13 @@ from seamark.formats.index.kinds.kinds import KINDS
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)
 VALUES_MAX = 10_000
-"""The maximum number of keys in the filter of a plan whose files are read; for more keys, the filter has ranges.
+"""The maximum number of keys in the filter of a plan whose files are read. For more keys, the filter has ranges.
 
-A thousand keys cost the server about 15 ms. Bounds, bitmaps and bloom filters with a low error rate prune
-files by these keys.
+A thousand keys cost the server about 15 ms. Bounds, bitmaps and bloom filters with a low error rate prune files by
+these keys.
 """
 FEW_VALUES_MAX = 500
-"""The maximum number of keys in the filter of a plan whose rows an index locates, and in the filter for
-row groups.
-"""
+"""The maximum number of keys in two filters: of a plan if an index locates the rows, and for row groups."""
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
@@ -84,7 +82,7 @@ class KeyAnswer(Protocol):
 
 
 class BatchKeys:
-    """The distinct keys of a batch, without nulls; the key with ordinal k is row k of each column."""
+    """The distinct keys of a batch, without nulls. The key with ordinal k is row k of each column."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self.fields = tuple(fields)
@@ -100,7 +98,7 @@ class BatchKeys:
         return hashes_of(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
-        """Return the ordinal of the key of each row: int64[rows], -1 if the row has none of the keys.
+        """Return the ordinal of the key of each row, as int64[rows]. It is -1 if the row has none of the keys.
 
         Args:
             columns: The key columns, in the order of `fields`.
@@ -109,7 +107,7 @@ class BatchKeys:
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)
-            # More than one step is needed only if high halves of hashes are equal.
+            # More than one step is needed only if hashes have equal high halves.
             for step in range(self._run):
                 slots = np.minimum(start + step, self.count - 1)
                 same = (self._high[slots] == high) & (self._low[slots] == low)
@@ -121,8 +119,8 @@ class BatchKeys:
     ) -> Expression:
         """Return a filter that matches every row with one of the keys, and possibly other rows.
 
-        The filter lists the values of a column if there are at most `values_max` divided by the number of columns.
-        Otherwise it has at most `ranges_max` ranges, and the buckets of the column in each of the specs.
+        If the number of values of a column is at most `values_max` divided by the number of columns, the filter lists
+        the values. Otherwise it has at most `ranges_max` ranges, and the buckets of the column in each of the specs.
         """
         conjuncts: list[Expression] = []
         values_per_column = values_max // len(self.fields)
@@ -150,12 +148,14 @@ class _Extent:
 
     distinct: pa.Array
     values: list[Any] | None
-    """The values, ascending. None if there are no values, more than `VALUES_MAX`, or a value that is not
-    finite.
+    """The values in ascending order.
+
+    None if there are no values, more than `VALUES_MAX` values, or a value that is not finite.
     """
     ranges: list[tuple[Any, Any]]
-    """Ranges (low, high) that together contain all values; both ends are inclusive. Empty if the values have
-    no order.
+    """Ranges (low, high) that together contain all values.
+
+    Both ends are inclusive. Empty if the values have no order.
     """
 
     @staticmethod
@@ -169,7 +169,7 @@ class _Extent:
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-    """Return the high and low halves of the hash of each row's key: uint64[rows] each.
+    """Return the high and the low halves of the hash of each row's key, each as uint64[rows].
 
     The values -0.0 and 0.0 have the same hash.
     """
@@ -181,7 +181,7 @@ def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tupl
     """Return the key columns, in which each key with a zero occurs once with each sign of the zero.
 
     Returns:
-        The columns, and the ordinal of each row's key: int64[rows].
+        The columns, and the ordinal of each row's key, as int64[rows].
     """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
@@ -214,8 +214,9 @@ def _build_range(field: Field, low: Value, high: Value) -> Expression:
 
 
 def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
-    """Return the distinct values without null, ascending; None if there are no values or if one is infinite or
-    NaN.
+    """Return the distinct values without null in ascending order.
+
+    The result is None if there are no values, or if a value is infinite or NaN.
     """
     distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
     if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
@@ -226,7 +227,7 @@ def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
 def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
     """Join ascending ranges into at most `ranges_max` ranges.
 
-    The ranges are split at about the widest gaps; the gaps are inexact, because values are rounded.
+    The widest gaps between ranges stay. The widths are inexact, because values are rounded to compute them.
     """
     start = _measure_common_prefix(lows[0], highs[-1])
     below = _to_floats(lows, start)
@@ -237,7 +238,7 @@ def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> 
 
 
 def _measure_common_prefix(low: Any, high: Any) -> int:
-    """Return the length in bytes of the common prefix of strings or bytes; 0 for other types."""
+    """Return the length in bytes of the common prefix of strings or bytes. For other types, the result is 0."""
     if not isinstance(low, str | bytes):
         return 0
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encode(low), _encode(high), strict=False)))
@@ -248,9 +249,9 @@ def _encode(value: str | bytes) -> bytes:
 
 
 def _to_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
-    """Return values as numbers, from which their distances are computed.
+    """Return values as numbers from which their distances are computed.
 
-    For strings and bytes, the number has the 8 bytes from `start` on.
+    For strings and bytes, the number is made of the 8 bytes from `start` on.
     """
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
@@ -264,7 +265,7 @@ def _build_bucket_predicates(
 ) -> Iterator[Expression]:
     """Yield a predicate for each bucket transform of the column in the specs.
 
-    A predicate is left out if the values occupy all buckets.
+    A predicate is left out if the values are in all buckets.
     """
     transforms = {
         canonical(partition_field.transform)
@@ -282,7 +283,8 @@ def _build_bucket_predicates(
 def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
     """Return the names of the key columns.
 
-    These are `key` if it is set, else the table's identifier fields, else the only column of the rows.
+    They are `key` if it is set. Otherwise they are the table's identifier fields or, without such fields, the only
+    column of the rows.
 
     Args:
         rows: The column names of the rows.
@@ -321,7 +323,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     """
     by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
-        raise Unwritable("a key has at least one column and no column twice")
+        raise Unwritable("a key must have at least one column, and each column only once")
     for name in names:
         if name not in by_name:
             raise Unwritable(f"the table has no key column {name}; it has {', '.join(by_name)}")
@@ -336,7 +338,9 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 class MatchedRows:
     """Live rows of one data file that have one of the keys.
 
-    Both arrays are int64[rows]: `positions`, ascending, and `keys`, the ordinals of their keys.
+    Attributes:
+        positions: The ascending positions of the rows, as int64[rows].
+        keys: The ordinals of the keys of the rows, as int64[rows].
     """
 
     task: ScanTask
@@ -345,14 +349,14 @@ class MatchedRows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all rows of the file."""
+        """Whether these rows are all rows of the file."""
         return len(self.positions) == self.task.records
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
         """Return the rows whose keys are chosen.
 
         Args:
-            chosen: bool[keys].
+            chosen: Whether each key is chosen, as bool[keys].
         """
         rows = chosen[self.keys]
         return MatchedRows(self.task, self.positions[rows], self.keys[rows])
@@ -360,7 +364,7 @@ class MatchedRows:
 
 @dataclass(frozen=True)
 class LocatedKeys:
-    """The files with at least one row of a key.
+    """The files with at least one row that has one of the keys.
 
     Attributes:
         read: The paths of the files that were read to locate rows.
@@ -373,18 +377,20 @@ class LocatedKeys:
 def locate(client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
     """Locate every live row of the table's snapshot that has one of the keys.
 
-    `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`.
+    Args:
+        strategy: `lookup` or `scan`. The default is `lookup` if a record index on the key columns exists, and otherwise
+            `scan`.
 
     Raises:
         Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
-        Unreadable: A file cannot be read; the error has its path.
+        Unreadable: A file cannot be read. The error has its path.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
     index = find_record_index(table.metadata, keys.fields)
     if strategy == LOOKUP and index is None:
         key_text = ", ".join(field.name for field in keys.fields)
-        raise Unwritable(f"no record index is on the key {key_text}; create one, or locate rows by {SCAN}")
+        raise Unwritable(f"there is no record index on the key {key_text}; create one, or locate rows by {SCAN}")
     keys_bytes = sum(column.nbytes for column in keys.columns)
     uses_index = index is not None and strategy != SCAN
     values_max = FEW_VALUES_MAX if uses_index or keys_bytes > _VALUES_BYTES_MAX else VALUES_MAX
@@ -405,7 +411,7 @@ def locate(client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str |
 
 
 def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
-    """Return the enabled record index on exactly these columns, in any order."""
+    """Return the enabled record index on exactly these columns, in any order, or None."""
     key_terms = sorted((field.id, IDENTITY) for field in fields)
     for definition in read_definitions(metadata).enabled:
         if (
@@ -417,9 +423,7 @@ def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> Index
 
 
 def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """Return the largest set of these fields that is the key of an enabled record index; None if there is no
-    such index.
-    """
+    """Return the largest set of these fields that is the key of an enabled record index, or None."""
     by_id = {field.id: field for field in fields}
     longest: list[Field] = []
     for definition in read_definitions(metadata).enabled:
@@ -433,10 +437,10 @@ def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> l
 
 @dataclass(frozen=True)
 class _IndexAnswer:
-    """The answer of a record index: positions and key ordinals by file.
+    """The result of a lookup in a record index: positions and key ordinals by file.
 
     Attributes:
-        unsure: The files for which the answer is incomplete.
+        unsure: The files for which the result is incomplete.
     """
 
     index: str
@@ -447,7 +451,7 @@ class _IndexAnswer:
 def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
     """Look up the keys in the index.
 
-    Return None if too many files are not covered, or after a server error. The caller must then read all files
+    The result is None if too many files are not covered, or after a server error. The caller must then read all files
     of the plan.
     """
     tables: list[pa.Table] = []
@@ -471,7 +475,7 @@ def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexD
         if answer.undecided:
             unsure.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
         tables.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
-    # The dictionary stores each path once; the decoded paths may exceed the capacity of a string array.
+    # The dictionary stores each path once. The repeated paths may exceed the capacity of a string array.
     rows = pa.concat_tables(tables).unify_dictionaries()
     coded = rows["file_path"].combine_chunks()
     positions, key_ordinals = rows["position"].to_numpy(), ordinals[rows["key"].to_numpy()]
@@ -493,12 +497,13 @@ def _group_by_file(
 def _scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Read the key columns of files; yield each file with the positions and key ordinals of the rows that have
-    a key.
+    """Read the key columns of files.
+
+    Yield each file with the positions and the key ordinals of the rows that have one of the keys.
     """
     names = [field.name for field in keys.fields]
-    # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
-    # on each row.
+    # Rows are matched by hash. The filter only prunes row groups by statistics. It must be short, because it is also
+    # evaluated on each row.
     where = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
     reader = TaskReader(plan_read(table, names, where, positions=True), table.storage, keys=table.keys)
     for task in tasks:

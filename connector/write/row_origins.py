@@ -1,5 +1,4 @@
-"""Tracks the origins of the rows in written files, to translate positions in rewritten files to positions in
-new files.
+"""Tracks the origins of the rows in written files, to translate positions in rewritten files to positions in new files.
 
 An origin is the number of a row in the source, for example in the concatenated rows of all rewritten files.
 """
@@ -14,14 +13,14 @@ import numpy as np
 from seamark.connector.arrow.arrays import Longs
 
 RUNS_MAX = 16 << 20
-"""The maximum number of runs of all files of a writer; each takes 24 bytes."""
+"""The maximum number of runs of all files of a writer. Each run takes 24 bytes."""
 
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origins of a file's rows, as runs of consecutive numbers: int64[runs] each.
+    """The origins of a file's rows, as runs of consecutive numbers.
 
-    Row `positions[i] + k` has the origin `starts[i] + k`, for each `k` below `lengths[i]`.
+    Row `positions[i] + k` has the origin `starts[i] + k`, for each `k` below `lengths[i]`. Each array is int64[runs].
     """
 
     positions: Longs
@@ -55,8 +54,8 @@ class RowOrigins:
         Args:
             origins: The origins, ascending and distinct.
         """
-        # Each run of origins is an interval. It contains `counts` of the given origins, from index `low` on.
-        # `matches` lists their indices, run by run.
+        # Each run of origins is an interval. It contains `counts` of the requested origins, beginning with index `low`.
+        # `matches` lists the indices of these origins, run by run.
         low = np.searchsorted(origins, self.starts)
         counts = np.searchsorted(origins, self.starts + self.lengths) - low
         matches = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
@@ -73,11 +72,11 @@ class OriginLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all origins are recorded. None are recorded if the files have more than `RUNS_MAX` runs."""
+        """Whether all origins are recorded. If the files have more than `RUNS_MAX` runs, no origins are recorded."""
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
-        """Record the origins of the next rows of a file; the first of these rows is row `first_position`."""
+        """Record the origins of the next rows of a file. The first of these rows is row `first_position`."""
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
@@ -94,7 +93,7 @@ class OriginLog:
             self._parts.clear()
 
     def take(self, log: OriginLog) -> None:
-        """Record the origins of another log, which has other files."""
+        """Add the origins of another log, which has other files."""
         self._runs += log._runs
         self._parts.update(log._parts)
         if self._runs > RUNS_MAX:

@@ -43,10 +43,10 @@ from seamark.formats.protocol.wire import INDEX_FILES_MAX
 from seamark.formats.runtime.errors import Corrupt
 
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
-"""Bounds of the part of a batch that is partitioned and buffered at a time."""
+"""The minimum and maximum size of the part of a batch that is partitioned and buffered at a time."""
 _SAMPLE_BYTES = 4 << 20
 _BATCH_OVERHEAD_BYTES = 4 << 10
-"""The memory of a batch in addition to its values."""
+"""The memory that a batch needs in addition to its values."""
 _ORIGIN = ""
 _INDEX_FILE_ROWS_MAX = 8_000_000
 """The maximum number of rows that an index file covers."""
@@ -57,10 +57,10 @@ class WriteLimits:
     """The limits of one writer.
 
     Attributes:
-        buffered_bytes: The maximum bytes of Arrow data that is not yet in files.
+        buffered_bytes: The maximum size of Arrow data that is not yet in files.
         open_files: The maximum number of files that are being written.
-        index_bytes: The maximum bytes of indexed columns of open files. If they exceed it, they are read again
-            from the finished file.
+        index_bytes: The maximum size of the indexed columns of open files. If they are larger, they are read again from
+            the finished file.
     """
 
     buffered_bytes: int = 512 << 20
@@ -73,11 +73,11 @@ DEFAULT_LIMITS = WriteLimits()
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """The files for a commit: `files` are ContentFiles, and `index_files` have `location` and `size-in-bytes`.
+    """The files for a commit. `files` are ContentFiles, and `index_files` have `location` and `size-in-bytes`.
 
     Attributes:
-        skipped: The path of each data file for which an index could not be built, and the reason. An indexer
-            tries again later.
+        skipped: The path of each data file for which an index could not be built, with the reason. An indexer tries
+            again later.
     """
 
     files: tuple[dict[str, Any], ...] = ()
@@ -103,16 +103,15 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """Return the files without the index files that exceed the maximum for a commit, because an index must not
-        fail a write.
+        """Return the files with at most as many index files as a commit may have. An index must not fail a write.
 
-        The other index files are deleted; an indexer builds them later.
+        The other index files are deleted. An indexer builds them later.
         """
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def check_rows(self, rows: int, storage: Storage) -> WrittenFiles:
-        """Return these files if they have this number of rows; otherwise delete them.
+        """Return these files if they have this number of rows. Otherwise delete them.
 
         Raises:
             RuntimeError: The files have another number of rows.
@@ -123,9 +122,9 @@ class WrittenFiles:
         raise RuntimeError(f"{rows:,} rows were read and {self.rows:,} written; nothing is committed")
 
     def discard(self, storage: Storage) -> None:
-        """Delete all files; ignore errors of the storage.
+        """Delete all files, and ignore errors of the storage.
 
-        Call this only if no commit has added the files or can still add them.
+        Call this only if no commit has added the files, and no commit can still add them.
         """
         for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
             with suppress(OSError):
@@ -133,14 +132,14 @@ class WrittenFiles:
 
 
 class Written(Protocol):
-    """New files that no commit has added."""
+    """New files that no commit has added yet."""
 
     def discard(self, storage: Storage) -> None: ...
 
 
 @contextmanager
 def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Delete the files if the block raises, including files that the block adds to `written`."""
+    """Delete the files if the block raises. This includes files that the block adds to `written`."""
     try:
         yield
     except BaseException:
@@ -178,12 +177,12 @@ class _PartitionBuffer:
     waiting_bytes: int = 0
     file: FileWriter | None = None
     indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
-    """The indexed columns of each row group of the file; None if their size exceeded `index_bytes`."""
+    """The indexed columns of each row group of the file. None if they were larger than `index_bytes`."""
     indexed_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
-        """The approximate memory of the buffered rows; many small batches take more memory than their values."""
+        """The approximate memory of the buffered rows. Many small batches take more memory than their values."""
         return self.waiting_bytes + len(self.waiting) * _BATCH_OVERHEAD_BYTES
 
     @property
@@ -206,13 +205,15 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """Create the writer; it opens a file when the first rows for the file arrive.
+        """Create the writer. A file is opened when its first rows arrive.
 
         Args:
+            target: The table.
+            limits: The limits of the writer.
             origins: The log that records the origin of each row. If it is set, each call of `write` must pass the
                 origins.
             suffix: The suffix of the file names.
-            protection: The encryption of the files; indexes of encrypted columns are not built.
+            protection: The encryption of the files. Indexes of encrypted columns are not built.
 
         Raises:
             Unwritable: The partition spec or the sort order has an encrypted column.
@@ -223,12 +224,13 @@ class TableWriter:
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}
-        """The buffers by the partition's `repr`: 0.0 and -0.0 are different, and all NaN are equal."""
+        """The buffers, by the `repr` of the partition. In this form, 0.0 and -0.0 are different, and all NaN are equal.
+        """
         self._open: dict[str, _PartitionBuffer] = {}
-        """Partitions with an open file."""
+        """The partitions with an open file."""
         self._held_bytes = self._indexed_bytes = 0
         self._ratio: float | None = None
-        """The ratio of bytes in a file to bytes of Arrow data; None until it is measured."""
+        """The ratio of bytes in a file to bytes of Arrow data, or None until it is measured."""
         self._files: list[dict[str, Any]] = []
         indexes = target.indexes
         if protection is not None:
@@ -250,7 +252,8 @@ class TableWriter:
         """Write the rows of a batch.
 
         Args:
-            origins: The origins of the rows: int64[rows].
+            batch: The rows.
+            origins: The origins of the rows, as int64[rows].
 
         Raises:
             Unwritable: The rows do not fit the table.
@@ -264,8 +267,8 @@ class TableWriter:
                 conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
-                # The origins are added as a last column. No partition and no sort order uses it, so it moves with the
-                # rows.
+                # The origins are added as a last column. No partition and no sort order uses this column, so it moves
+                # with the rows.
                 conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
             for partition, chosen in self._target.partitioner.split(conformed):
                 self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
@@ -302,7 +305,7 @@ class TableWriter:
         return buffer.waiting_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """Return the ratio of bytes in files to bytes of Arrow data; measure it by writing a sample into memory."""
+        """Return the ratio of bytes in files to bytes of Arrow data. It is measured by writing a sample into memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -342,7 +345,7 @@ class TableWriter:
 
     def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
         before = file.size_bytes
-        # A sorted file is written in one call; its row groups still have the usual size.
+        # A sorted file is written in one call. Its row groups still have the usual size.
         groups = 1
         if self._ratio is not None:
             groups = max(1, round(rows.nbytes * self._ratio / self._row_group_bytes))
@@ -362,7 +365,7 @@ class TableWriter:
                 buffer.indexed, buffer.indexed_bytes = None, 0
 
     def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Close the partition's file; buffered rows go to the next file."""
+        """Close the partition's file. Buffered rows go to the next file."""
         assert buffer.file is not None
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
@@ -375,7 +378,7 @@ class TableWriter:
         self._indexes.add(file, indexed)
 
     def close_files(self) -> None:
-        """Close all files; later rows go to new files."""
+        """Close all files. Later rows go to new files."""
         while self._buffers:
             key, buffer = next(iter(self._buffers.items()))
             self._flush(key, buffer)
@@ -383,16 +386,13 @@ class TableWriter:
                 self._close_file(key, buffer)
 
     def close(self) -> WrittenFiles:
-        """Close all files and return the written files."""
+        """Close all files, and return the written files."""
         self.close_files()
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Delete the written files; ignore errors of the storage.
-
-        The method never raises.
-        """
+        """Delete the written files, and ignore errors of the storage. The method never raises."""
         for buffer in self._open.values():
             if buffer.file is not None:
                 buffer.file.abort()
@@ -404,8 +404,7 @@ class TableWriter:
 class IndexBuilder:
     """Builds the index files of a writer's data files: one for each definition, or several if there are many rows.
 
-    If an index cannot be built, the write does not fail: the data file is reported as skipped and stays
-    uncovered.
+    If an index cannot be built, the write does not fail. The data file is reported as skipped and stays uncovered.
     """
 
     def __init__(self, tasks: Sequence[IndexTask]) -> None:

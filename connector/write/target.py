@@ -1,7 +1,7 @@
 """Defines the write target: the part of a table's metadata that writers need.
 
-The target is picklable: the driver loads it once for all tasks. It has the state of the table at that time.
-The commit detects a schema or spec that has changed since then.
+The target can be pickled, so the driver loads it once for all tasks. It has the state of the table at that time. The
+commit detects a schema or spec that has changed since then.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = Non
     """Return the target for the current state of a table.
 
     Args:
-        name: The name of the table. Its indexes use keys for the encrypted files of this table. If None, they
-            use no keys.
+        name: The name of the table. Its indexes use the keys for the encrypted files of this table. If None, they use
+            no keys.
 
     Raises:
         Unwritable: The table has encrypted files, which the writer does not support.

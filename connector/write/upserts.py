@@ -6,14 +6,13 @@
     delete(client, "db.t", where="country = 'FR'")                    deletes the rows that match
     upsert(client, "db.t", rows, keys=["id"], strategy="equality")         locates no rows (`equality_upserts.py`)
 
-Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new
-rows; copy-on-write rewrites the files that contain them. Both make one commit, which contains a filter of
-the rows that were read. The server refuses the commit if another commit has changed one of these rows in
-the meantime, or has written another row with one of the keys. The change is then prepared again from the
-current snapshot, a limited number of times. Upserts are therefore serializable.
+Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new rows.
+Copy-on-write rewrites the files that contain them. Both make one commit, which contains a filter of the rows that were
+read. The server refuses the commit if another commit has changed one of these rows meanwhile, or has written another
+row with one of the keys. The change is then prepared again from the current snapshot, a limited number of times.
+Upserts are therefore serializable.
 
-Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain
-them later.
+Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain them later.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _DELETE_MODES = ("write.delete.mode",)
 _PROTECTION_SAMPLE_FILES = 16
 """The number of files of a table that are opened to find its encryption."""
 _SCOPE_VALUES_MAX = 1_000
-"""The maximum number of keys that a commit lists as read; for more keys, it lists ranges and buckets."""
+"""The maximum number of keys that a commit lists as read. For more keys, it lists ranges and buckets."""
 
 
 def upsert(
@@ -92,37 +91,36 @@ def upsert(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Replace the stored rows with the key of each given row, or insert the row if there is no stored row.
+    """Replace the stored row with the key of each new row, or insert the new row if there is no stored row.
 
-    All given rows are in memory at the same time.
+    All new rows are in memory at the same time.
 
-    If several given rows have the same key, the row with the largest `precombine` is used. If several of them
-    have the largest value, the last is used. Null is the smallest value. A stored row with a larger
-    `precombine` stays.
+    If several new rows have the same key, the row with the largest `precombine` is used. If several of them have the
+    largest value, the last of these is used. Null is the smallest value. A stored row with a larger `precombine` stays.
 
-    `read_snapshot_id` makes the call a read-modify-write: it raises Conflict, and changes nothing, if a row
-    with one of the keys was inserted, deleted or changed since that snapshot. None represents a table that had
-    no snapshot.
+    `read_snapshot_id` makes the call a read-modify-write. It raises Conflict and changes nothing if a row with one of
+    the keys was inserted, deleted or changed since that snapshot. None stands for a table without a snapshot.
 
-    `append` describes `producer` and the state after an error.
+    The docstring of `append` describes `producer` and the state after an error.
 
-    A new file has the encryption of the files from which its rows come. New rows have the encryption of the
-    rows that they replace or, if they replace none, the encryption of the table's files.
+    A new file has the encryption of the files from which its rows come. New rows have the encryption of the rows that
+    they replace. If they replace no rows, they have the encryption of the table's files.
 
     Args:
-        columns: The columns to change, beside the key and `precombine`. Other columns of a stored row keep
-            their values.
-        mode: By default the table's `write.merge.mode` or `write.update.mode`, else copy-on-write.
-        strategy: The way to locate rows (`row_locations.STRATEGIES`); by default, `locate` chooses it. The
-            strategy `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine`
-            are not supported, and the report contains only files, attempts, snapshot and `duplicate`.
-        file_keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None,
-            encrypted files are refused.
+        columns: The columns to change, beside the key and `precombine`. Other columns of a stored row keep their
+            values.
+        mode: The default is the table's `write.merge.mode` or `write.update.mode`. Without such a property, it is
+            copy-on-write.
+        strategy: The way to locate rows (`row_locations.STRATEGIES`). By default, `locate` chooses it. The strategy
+            `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine` are not
+            supported, and the report contains only files, attempts, snapshot and `duplicate`.
+        file_keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, encrypted
+            files are refused.
 
     Raises:
-        Unwritable: The rows do not fit the table or have no key; `equality` cannot express the change; or the
-            rows are in files that are encrypted in different ways.
-        Refused: Other commits caused a conflict in all attempts; the status is 409.
+        Unwritable: The rows do not fit the table or have no key. Or `equality` cannot express the change. Or the rows
+            are in files with different encryption.
+        Refused: Other commits caused a conflict in every attempt. The status is 409.
         Unreadable: A file is damaged.
     """
     check_names(keys, columns)
@@ -161,17 +159,20 @@ def delete(
 ) -> Report:
     """Delete the rows that have one of these keys, or that match a predicate.
 
-    The predicate is SQL or the JSON of an Iceberg expression. `mode` is by default the table's
-    `write.delete.mode`. All other arguments have the same meaning as in `upsert`.
+    All arguments that are not described here have the same meaning as in `upsert`.
 
-    `key` names the key columns of `keys`. By default these are the table's identifier fields, else the only
-    column of `keys`. Other columns are ignored.
+    Args:
+        keys: The keys. Columns that are not key columns are ignored.
+        key: The names of the key columns. The default is the table's identifier fields or, without such fields, the
+            only column of `keys`.
+        where: The predicate, as SQL or as the JSON of an Iceberg expression.
+        mode: The default is the table's `write.delete.mode`.
 
     Raises:
         Unwritable: The key columns cannot be determined, or one of them is missing.
     """
     if (keys is None) == (where is None):
-        raise ValueError("give either keys or a predicate (where)")
+        raise ValueError("set either keys or a predicate (where)")
     if where is not None and (key is not None or read_snapshot_id is not UNSET):
         raise ValueError("key and read_snapshot_id apply to a delete by keys, not by a predicate (where)")
     check_names(key, None)
@@ -211,7 +212,7 @@ def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Check that the names are lists, because the characters of a string would be used as names.
+    """Check that the names are lists. If they were strings, their characters would be used as names.
 
     Raises:
         ValueError: An argument is a string.
@@ -246,7 +247,7 @@ def check_arguments(
 
 
 def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """Return the requested mode, else the mode of the table's properties.
+    """Return the requested mode or, without a requested mode, the mode that the table's properties set.
 
     Raises:
         Unwritable: The table's mode is unknown.
@@ -296,7 +297,8 @@ class RowDifference:
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
-    The filter is shorter if it is one of several filters (`parts`).
+    Args:
+        parts: The number of filters in the commit. With more filters, each filter is shorter.
     """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
@@ -333,9 +335,9 @@ def compute_upsert(
 ) -> RowDifference:
     """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
-    New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write
-    or columns of the stored rows are read. Otherwise they get new row ids, also if the table has a column with
-    this name.
+    If the mode is copy-on-write or columns of the stored rows are read, new rows keep the row ids of the rows that they
+    replace, in a column `_row_id`. Otherwise they get new row ids. They also get new row ids if the table has a column
+    with this name.
     """
     located = locate(client, opened, batch.keys, strategy)
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
@@ -377,12 +379,12 @@ def compute_upsert(
 
 @dataclass(frozen=True)
 class _Stored:
-    """Columns of the located rows, and the ordinal of each row's key in the batch, int64[rows]."""
+    """Some columns of the located rows, and the ordinal of each row's key in the batch, as int64[rows]."""
 
     rows: pa.Table
     keys: Longs
     by: Field | None
-    """The precombine column: it decides which of several rows with the same key is used."""
+    """The precombine column. It decides which of several rows with the same key is used."""
 
     @staticmethod
     def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
@@ -391,13 +393,13 @@ class _Stored:
         read = read_chosen(read_plan, opened.storage, [(rows.task, rows.positions) for rows in files], opened.keys)
         for rows, stored in zip(files, read, strict=True):
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
-                raise Unreadable(rows.task.path, "it lacks rows that are live according to an index")
+                raise Unreadable(rows.task.path, "it does not have rows that are live according to an index")
             batches.extend(stored)
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
     def later_than(self, batch: Batch) -> Mask:
-        """Return whether a stored row is later than the given row, for each key: bool[keys]."""
+        """Return whether a stored row is later than the new row, for each key, as bool[keys]."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
@@ -407,8 +409,9 @@ class _Stored:
         return later
 
     def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
-        """Return the batch's rows that replace stored rows; the columns `names` have the values of the latest
-        stored row.
+        """Return the batch's rows that replace stored rows.
+
+        The columns `names` have the values of the latest stored row.
         """
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
@@ -418,8 +421,9 @@ class _Stored:
         return completed
 
     def row_ids(self, count: int) -> pa.ChunkedArray:
-        """Return the row id of the latest stored row of each key: int64[count keys], null for a key without a
-        stored row.
+        """Return the row id of the latest stored row of each key, as int64[count keys].
+
+        A key without a stored row has null.
         """
         places = np.full(count, -1, dtype=np.int64)
         places[self.keys[self._latest]] = self._latest
@@ -427,7 +431,7 @@ class _Stored:
 
     @cached_property
     def _latest(self) -> Longs:
-        """The position of the latest row of each key: int64[stored keys]."""
+        """The position of the latest row of each key, as int64[stored keys]."""
         rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
         return select_latest((self.keys,), rank)
 
@@ -443,7 +447,7 @@ def write_change(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change; delete them if an error occurs.
+    """Write the files of a change. If an error occurs, delete them.
 
     Args:
         scope: A filter of the rows that were read.
@@ -467,10 +471,11 @@ def write_change(
 def _choose_protection(
     client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
-    """Return the encryption of the files of new rows.
+    """Return the encryption of the files with new rows.
 
-    They have the encryption of the files of the rows that they replace or, if they replace none, the encryption
-    of the table's files. If only some of these files are encrypted, the new files are encrypted like them.
+    They have the encryption of the files of the rows that they replace. If they replace no rows, they have the
+    encryption of the table's files. If only some of these files are encrypted, the new files are encrypted in the same
+    way as the encrypted files.
 
     Raises:
         Unwritable: The files are encrypted in different ways.
@@ -491,7 +496,7 @@ def _choose_protection(
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Delete these rows by position (merge-on-read); if no row of a file is left, remove the file."""
+    """Delete these rows by position (merge-on-read). If no row of a file is left, remove the file."""
     deleted = [
         DeletedRows(
             rows.task.path,

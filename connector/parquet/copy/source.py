@@ -83,7 +83,7 @@ class SourceFile:
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
-        """The encryption of the file, or None. `footer` has the form of an unencrypted footer in both cases."""
+        """The encryption of the file, or None. In both cases, `footer` has the form of an unencrypted footer."""
         self._keys = keys
         self._window = b""
         self._window_at = 0

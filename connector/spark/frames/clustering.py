@@ -1,20 +1,20 @@
 """Rewrites a table's rows into files that are clustered by attributes on which queries filter.
 
-The attributes are columns of the table, and columns of tables to which its keys refer (the city of an order's
+The attributes are columns of the table, and columns of tables to which its keys refer (such as the city of an order's
 customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
             joins={"customer": JoinedTable("db.customers", on={"customer_id": "id"})})
 
-The job reads one snapshot with the plan whose files the commit removes. It reads the rows with all deletes
-applied and, if the table has row lineage, the id of each row. A first job takes a sample, from which the
-driver computes ranks. The driver also reads the named columns of the referenced tables, which must fit into
-its memory. A second job computes each row's key on the curve, exchanges rows by ranges of keys, sorts them
-and writes files with `TableWriter`.
+The job reads one snapshot with a plan, and the commit removes the files of this plan. It reads the rows with all
+deletes applied and, if the table has row lineage, the id of each row. A first job takes a sample, from which the driver
+computes ranks. The driver also reads the needed columns of the referenced tables, which must fit into its memory. A
+second job computes the key of each row on the curve, exchanges rows by ranges of keys, sorts them, and writes files
+with `TableWriter`.
 
-Invariant: the job adds, loses and changes no row. The commit has the operation `replace`: concurrent
-appends are preserved, and a concurrent change of the files that were read is a Conflict, which leaves the
-table unchanged.
+Invariant: the job adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
+    preserved. A
+concurrent change of the files that were read is a Conflict, which leaves the table unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000
 """The approximate number of rows that a task sorts and writes."""
 _READ_BYTES_PER_TASK = 128 << 20
-"""The approximate bytes of data files that a task reads."""
+"""The approximate size of the data files that a task reads."""
 _TASKS_PER_CORE = 3
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN_COLUMNS = (_KEY, _TASK)
@@ -88,11 +88,11 @@ def cluster(
     branch: str = MAIN,
     summary: Mapping[str, str] | None = None,
 ) -> WriteReport:
-    """Commit a snapshot's rows in other files.
+    """Rewrite the rows of a snapshot into clustered files, with one commit.
 
-    The result has `files` files or slightly more, with about equal numbers of rows; or it has files of about
-    `target_file_bytes`, by default the table's property. The server is `uri` or `client`. The report's commit
-    is None if there are no rows.
+    The result has `files` files or slightly more, with about equal numbers of rows. Without `files`, it has files of
+    about `target_file_bytes`, which defaults to the table's property. The server is `uri` or `client`. The report's
+    commit is None if there are no rows.
 
     Args:
         by: Columns, or `name.column` for a table of `joins`, in any order.
@@ -142,7 +142,7 @@ def cluster(
 
 
 def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
-    """Return the number of files of the target size."""
+    """Return the number of files of the target size that the rows need."""
     bytes_per_file = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, bytes_per_file)))
 
@@ -155,7 +155,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
-    """Return a frame with a row, in its own partition, for the files of each Spark task."""
+    """Return a frame with one partition for each Spark task. Each partition has a row with the files of its task."""
     size_bytes = sum(task.size_bytes for task in tasks)
     parts = min(len(tasks), max(_TASKS_PER_CORE * _cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
     pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
@@ -177,7 +177,7 @@ def _sample(
     records: int,
 ) -> tuple[int, pa.Table]:
     """Return the number of rows, and a sample of the columns from which keys are computed."""
-    # The other columns are needed to compute partition values.
+    # The remaining columns are needed to compute partition values.
     whole = target.spec.fields or not attributes.columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
@@ -213,7 +213,7 @@ def _sample_rows(
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """The parameters of the second job's tasks; picklable."""
+    """The parameters of the tasks of the second job. Instances can be pickled."""
 
     clustering: Clustering
     read_plan: ReadPlan
@@ -245,7 +245,7 @@ class ClusterTask:
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the keys of rows.
 
-        In a partitioned table, a key begins with the partition, so that the rows of a partition are together.
+        In a partitioned table, a key begins with the partition, so the rows of a partition are next to each other.
         """
         keys = self.clustering.keys(rows)
         if not self.target.spec.fields or not rows.num_rows:
@@ -297,7 +297,7 @@ def _add_keys(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write rows in key order to files with equal numbers of rows."""
+    """Write rows to files in the order of their keys. All files have about the same number of rows."""
     file_rows = 0
     with TableWriter(work.target, suffix=work.suffix) as writer:
         for batch in batches:

@@ -1,6 +1,7 @@
-"""Changes the data files of located rows, on the driver or, for many files, in Spark tasks.
+"""Changes the data files of located rows, on the driver or, if there are many files, in Spark tasks.
 
-Merge-on-read marks the rows as deleted; copy-on-write writes the other rows of the files again.
+With merge-on-read, the rows are marked as deleted. With copy-on-write, the remaining rows of the files are written to
+new files.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import delete_by_position
 
 DRIVER_COPY_BYTES_MAX = 64 << 20
-"""The maximum bytes of data files that the driver rewrites itself."""
+"""The maximum size of the data files that the driver rewrites itself."""
 DRIVER_FILES_MAX = 500
 """The maximum number of data files whose deletes the driver writes itself."""
 _TASK_BYTES_MAX = 1 << 30
-"""The maximum bytes of data files that a task rewrites."""
+"""The maximum size of the data files that a task rewrites."""
 T = TypeVar("T")
 
 
 class PackedRows(msgspec.Struct, frozen=True):
-    """Rows of one data file of a plan; `positions` is a 64-bit roaring bitmap."""
+    """Some rows of one data file of a plan. `positions` is a 64-bit roaring bitmap."""
 
     file: dict[str, Any]
     deletes: list[dict[str, Any]]
@@ -53,7 +54,7 @@ class PackedRows(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileChanges:
-    """Changes the files of located rows, on the driver or, if there are many files, in tasks."""
+    """Changes the files of located rows, on the driver or, if there are many files, in Spark tasks."""
 
     spark: SparkSession
     opened: OpenTable
@@ -62,9 +63,11 @@ class FileChanges:
     def copy_files(
         self, files: Sequence[MatchedRows], new: Sequence[pa.RecordBatch] = (), *, tracked: bool = False
     ) -> WrittenFiles:
-        """Write the remaining rows of these files to new files (copy-on-write), together with new rows.
+        """Write the remaining rows of these files, and new rows, to new files (copy-on-write).
 
         Args:
+            files: The rows to delete, by file.
+            new: The new rows.
             tracked: Whether the new rows have row ids.
         """
         partial_files = [file for file in files if not file.is_whole]

@@ -1,4 +1,4 @@
-"""Returns results of Spark tasks to the driver: one row of bytes from each task that has a result."""
+"""Returns the results of Spark tasks to the driver. Each task with a result returns one row of bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 
 
 def encode_result(result: bytes) -> pa.RecordBatch:
-    """Return the batch that a task returns."""
+    """Return the batch in which a task returns its result."""
     return pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], schema=_ARROW)
 
 

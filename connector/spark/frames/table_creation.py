@@ -42,7 +42,7 @@ _TRANSFORMS_WITH_WIDTH = ("bucket", "truncate")
 _NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
 _TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
 _TERM_TEXT = re.compile(r"(?:[^,(]|\([^)]*+\)?+)++")
-"""A pattern for a term of a list; commas in parentheses do not separate terms."""
+"""Matches a term of a list. Commas in parentheses do not separate terms."""
 _FIRST_FIELD = 1000
 
 
@@ -94,7 +94,7 @@ def create_for_frame(
     partitioning: Sequence[str] = (),
     properties: Mapping[str, str],
 ) -> None:
-    """Create a table with the columns of a frame; all columns are optional.
+    """Create a table with the columns of a frame. All columns are optional.
 
     Args:
         partitioning: Columns and transforms, such as `bucket(16, id)`.
@@ -139,10 +139,10 @@ def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str
 
 
 def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) -> None:
-    """Add the columns of a frame that the table lacks, and widen types.
+    """Add the columns of a frame that the table does not have, and widen types.
 
-    New columns are optional and at the end. The type of a column is widened if Iceberg permits it: int to long,
-    float to double, a decimal to more digits. Nested fields stay.
+    New columns are optional and are added at the end. The type of a column is widened if Iceberg permits it: int to
+    long, float to double, and a decimal to more digits. Nested fields do not change.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -166,7 +166,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
 
 
 def _widen(stored: str, written: Any) -> str | None:
-    """Return the new type of a stored column, or None if its type stays."""
+    """Return the new type of a stored column, or None if its type does not change."""
     if (stored, written) in (("int", "long"), ("float", "double")):
         return str(written)
     if isinstance(written, str) and base_name(stored) == base_name(written) == "decimal":

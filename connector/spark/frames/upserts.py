@@ -1,26 +1,24 @@
-"""Upserts and deletes rows of DataFrames by key: Spark tasks match them with stored rows, the driver makes one
-commit.
+"""Upserts and deletes rows of DataFrames by key: Spark tasks match them with stored rows, the driver makes one commit.
 
 `writes.write` uses this module in the modes `upsert` and `delete`.
 
 A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
-`connector.write.upserts` does the work, because starting tasks takes longer. This is not done if files of
-many bytes must be rewritten. A larger DataFrame is persisted in Spark until the call ends. If only the
-collected first rows show that it is larger, these rows are discarded and computed again. The persisted rows
-are shuffled once, so that all rows of a key are in one task. If the table is bucketed by the only key
-column, rows are shuffled by bucket, so that a task reads only files of its buckets; otherwise they are
-shuffled by a hash of the key. Each task locates its keys in the snapshot that the driver chose, by index
-lookups or by reading the files that may contain them, and writes the new rows. The stored rows are not
-joined in Spark.
+`connector.write.upserts` does the work, because starting tasks takes longer. This is not done if many bytes of files
+must be rewritten. A larger DataFrame is persisted in Spark until the call ends. If only the collected first rows show
+that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that all rows
+of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a task reads
+only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in the snapshot
+that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes the new rows.
+The stored rows are not joined in Spark.
 
-The driver merges the rows that several tasks located in one data file. The deletion vector of a file, or
-its copy without the deleted rows, is written once. If all keys of the file belong to one task, which
-buckets can ensure, this task writes it. Otherwise the driver writes it, or tasks of a second job do, each
-for some files. With the strategy `equality`, no task locates rows (`connector/write/equality_upserts.py`),
-and the tasks write the deletes.
+The driver merges the rows that several tasks have located in one data file. The deletion vector of a file, or its copy
+without the deleted rows, is written once. If all keys of the file belong to one task, which buckets can ensure, this
+task writes it. Otherwise the driver writes it, or the tasks of a second job write it, each for some files. With the
+strategy `equality`, no task locates rows (`connector/write/equality_upserts.py`), and the tasks write the deletes.
 
-Invariant: the table receives exactly the files of the tasks whose results Spark used. A failed attempt
-deletes its files; files of a killed task remain as orphan files.
+Invariant: the table receives exactly the files of the tasks whose results Spark has used. A failed attempt deletes its
+    files. The
+files of a killed task remain as orphan files.
 """
 
 from __future__ import annotations
@@ -99,14 +97,13 @@ from seamark.formats.runtime.decoding import from_msgpack
 DRIVER_ROWS = 100_000
 """The maximum number of rows that the driver collects."""
 TASK_ROWS = 1_000_000
-"""The approximate number of rows of a task, which are in its memory."""
+"""The approximate number of rows of a task. The rows are in the memory of the task."""
 TASK_ROWS_MIN = 20_000
-"""The approximate minimum number of rows of a task if an index locates them, because each task writes
-separate files.
-"""
+"""The approximate minimum number of rows of a task if an index locates the rows. Each task writes separate files."""
 _SMALL_BYTES = 64 << 20
-"""The size up to which the first rows of a DataFrame are collected at once, by Spark's estimate; they may
-be all rows.
+"""The size, by Spark's estimate, up to which the first rows of a DataFrame are collected at once.
+
+They may be all its rows.
 """
 _LIMIT_MAX = 2**31 - 2
 _SCOPES_MAX = 200
@@ -125,8 +122,8 @@ class UpsertRequest:
     The rows of a delete are reduced to the key columns.
 
     Attributes:
-        keys: The key columns; None for the key that `key_names` returns.
-        columns: The columns to change; only for an upsert.
+        keys: The key columns, or None for the key that `key_names` returns.
+        columns: The columns to change. Only for an upsert.
     """
 
     keys: tuple[str, ...] | None
@@ -144,13 +141,22 @@ class UpsertRequest:
         return self.keys
 
     def choose_columns(self, row_columns: Sequence[str]) -> list[str]:
-        """Return the columns of the given rows that the change needs.
+        """Return the columns of the rows that the change needs.
+
+        Args:
+            row_columns: The names of all columns of the rows.
 
         Raises:
             Unwritable: A column is missing or occurs twice.
         """
-        named = [*self.resolved_keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
-        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*row_columns, *named]))
+        named_columns = [
+            *self.resolved_keys,
+            *(self.columns or ()),
+            *([] if self.precombine is None else [self.precombine]),
+        ]
+        needed = list(
+            dict.fromkeys(named_columns if self.deletes or self.columns is not None else [*row_columns, *named_columns])
+        )
         for name in needed:
             if (times := row_columns.count(name)) != 1:
                 columns_found = "no column" if not times else f"{times} columns"
@@ -174,8 +180,8 @@ def commit_change(
 
     Raises:
         ValueError: An argument is invalid. No row has been evaluated.
-        Unwritable: Columns do not fit the table; no row has been evaluated. If values do not fit, the error is
-            Unwritable or Spark's error with that message.
+        Unwritable: Columns do not fit the table, and no row has been evaluated. Or values do not fit the table. The
+            error may then also be Spark's error with the same message.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
@@ -209,22 +215,22 @@ def commit_change(
 def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
     """Return all rows, or None if there are too many.
 
-    There are too many if there are more than `rows_max` rows or too many bytes, or if Spark's size estimate is
-    too large to try. After None, the evaluated rows are not used.
+    There are too many rows if there are more than `rows_max` rows, too many bytes, or if Spark's estimate of their size
+    is too large. If the result is None, the rows that were evaluated are not used.
     """
     if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
         collected = df.limit(min(rows_max, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
-        if "maxResultSize" not in str(error):  # The text may be only in the cause of the error.
+        if "maxResultSize" not in str(error):  # The message may be only in the cause of the error.
             raise
         return None
     return collected if collected.num_rows <= rows_max else None
 
 
 def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Return whether this number of rows is likely to be in files of many bytes that must be rewritten."""
+    """Return whether the rows with these keys are probably in files of many bytes, which must be rewritten."""
     if _mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
@@ -254,10 +260,10 @@ def _persist(df: DataFrame) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True)
 class RowDistribution:
-    """Assigns the rows of a key to one of `buckets` × `parts` tasks.
+    """Assigns the rows of each key to one of `buckets` × `parts` tasks.
 
     Attributes:
-        width: The number of buckets of the only key column; 0 if there are no such buckets.
+        width: The number of buckets of the only key column, or 0 if there are no such buckets.
     """
 
     fields: tuple[Field, ...]
@@ -269,11 +275,11 @@ class RowDistribution:
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
         """Choose the number of tasks.
 
-        There are more tasks than the number of rows requires if no file is read twice: with buckets, with an index,
-        or if no files are read.
+        There are more tasks than the number of rows requires if no file would be read twice: with buckets, with an
+        index, or if no files are read.
 
-        Buckets are used only if their column is the whole key, because one value of a part of the key may have
-        nearly all rows.
+        Buckets are used only if their column is the whole key, because nearly all rows may have the same value in a
+        part of the key.
         """
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
@@ -290,10 +296,10 @@ class RowDistribution:
         return self.buckets * self.parts
 
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return the number of the task of each row: int32[rows].
+        """Return the number of the task of each row, as int32[rows].
 
         Args:
-            columns: The key's columns, with the table's types.
+            columns: The columns of the key, with the table's types.
 
         Raises:
             Unwritable: A key is null. No task has written a file.
@@ -310,13 +316,13 @@ class RowDistribution:
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Return whether all keys of a file of this spec belong to one task."""
+        """Return whether all keys in a file of this partition spec belong to one task."""
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:
             return False
         width = bucket_width(spec, self.fields[0])
-        # If buckets map to tasks modulo a divisor of their count, only this divisor is relevant.
+        # If buckets are assigned to tasks modulo a divisor of their number, only this divisor matters.
         counts = self.buckets if self.width % self.buckets == 0 else self.width
         return width > 0 and width % counts == 0
 
@@ -333,7 +339,7 @@ def bucket_width(spec: PartitionSpec, field: Field) -> int:
 
 @dataclass(frozen=True)
 class UpsertTask:
-    """The input of a task; picklable."""
+    """The input of a task. Instances can be pickled."""
 
     client: SeamarkClient
     opened: OpenTable
@@ -344,7 +350,7 @@ class UpsertTask:
 
 
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
-    """Return the results of the tasks: a row of bytes from each task that had rows."""
+    """Run the tasks, and return a frame with their results. Each task that had rows returns a row of bytes."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
     exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
@@ -378,16 +384,16 @@ class _Result(msgspec.Struct, frozen=True):
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     changed: str = ""
-    """The reason why the change must not be made: rows of its keys have changed since they were read.
+    """The reason why the change must not be committed: rows with its keys have changed since they were read.
 
     If it is set, the task has written nothing.
     """
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Change the rows of a task, which have all rows of their keys, and yield the result.
+    """Change the rows of a task, and yield the result. The task has all rows of its keys.
 
-    If the task fails, it leaves no file.
+    If the task fails, it leaves no file behind.
     """
     row_batches = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not row_batches:
@@ -408,7 +414,7 @@ def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:
-        # The driver raises this error, because Spark's error would contain it only as text.
+        # The driver raises this error. Spark's error would contain it only as text.
         return _Result(changed=conflict.message)
     if request.deletes:
         matches = compute_delete(work.client, opened, batch, request.strategy)
@@ -464,7 +470,8 @@ def _prepare(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
-        # This is the last step that may fail, because a later error would not delete the files that it writes.
+        # This is the last step that may fail, because after an error in a later step, the files that it writes would
+        # not be deleted.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
@@ -473,7 +480,10 @@ def _prepare(
 
 
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
-    """Return all rows of each data file, merged from all tasks, and sorted by spec, partition and path."""
+    """Return all rows of each data file, merged from the results of all tasks.
+
+    They are sorted by spec, partition and path.
+    """
     by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:
         by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)

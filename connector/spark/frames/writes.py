@@ -1,5 +1,4 @@
-"""Writes DataFrames to a table: Spark tasks write Parquet and index files with pyarrow, and the driver makes
-one commit.
+"""Writes DataFrames to a table: Spark tasks write Parquet and index files with pyarrow, the driver makes one commit.
 
     write(df, "db.events", uri="http://127.0.0.1:8181")                           adds rows
     write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   replaces the matching rows
@@ -7,17 +6,17 @@ one commit.
     write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     replaces the rows with the same keys
     write(df, "db.events", uri=…, mode="delete", keys=["id"])                     deletes the rows with the keys
 
-`upserts.py` implements the last two modes, and this module the others.
+`upserts.py` implements the last two modes, and this module implements the others.
 
-Invariant: the commit contains exactly the files of the task attempts whose results Spark accepted. A
-repeated or speculative attempt writes files with unique names. An attempt that fails deletes its files; the
-files of a killed attempt remain as orphan files. Nothing is visible before the commit, and a job that dies
-does not commit.
+Invariant: the commit contains exactly the files of the task attempts whose results Spark has accepted. A repeated or
+    speculative
+attempt writes files with unique names. An attempt that fails deletes its files. The files of a killed attempt remain as
+orphan files. Nothing is visible before the commit, and a job that dies does not commit.
 
-`write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults):
-`hash`, by partition, the default of a partitioned table without a sort order; `range`, by the sort order,
-the default of a sorted table; `none`, unchanged. Callers that have already shuffled the rows pass
-`distribution="none"`.
+`write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults). With `hash`,
+rows are distributed by partition. This is the default of a partitioned table without a sort order. With `range`, rows
+are distributed by the sort order. This is the default of a sorted table. With `none`, the distribution does not change.
+Callers that have already shuffled the rows pass `distribution="none"`.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class WriteReport:
     """The result of one write.
 
     Attributes:
-        commit: The server's answer; None if there was nothing to commit.
+        commit: The server's response, or None if there was nothing to commit.
         skipped: See `WrittenFiles`.
     """
 
@@ -89,7 +88,7 @@ class WriteReport:
     skipped: tuple[tuple[str, str], ...]
     commit: Mapping[str, Any] | None
     merged: int = 0
-    """The number of files of tasks that were merged before the commit."""
+    """The number of files that tasks had written and that were merged before the commit."""
 
     @property
     def snapshot_id(self) -> int | None:
@@ -152,11 +151,11 @@ def write(
     Columns are matched by name. The server is `uri` or `client`. `producer` is described in
     `seamark.connector.write.appends.append`.
 
-    An upsert requires `keys`. For a delete, the key is by default the table's identifier fields, or the frame's
-    only column. `row_mode` is the `mode` of `seamark.connector.write.upserts`: `merge-on-read` or
-    `copy-on-write`. The parameters `precombine`, `columns`, `strategy`, `read_snapshot_id` and `attempts` have
-    the same meaning as in that module, except that any of several rows with equal `precombine` values may be
-    used. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
+    An upsert requires `keys`. For a delete, the default key is the table's identifier fields, or the frame's only
+    column. `row_mode` is the `mode` of `seamark.connector.write.upserts`: `merge-on-read` or `copy-on-write`. The
+    parameters `precombine`, `columns`, `strategy`, `read_snapshot_id` and `attempts` have the same meaning as in that
+    module, with one exception: if several rows of a key have equal `precombine` values, any of these rows may be used.
+    The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
     With `merge_files`, small files of a partition are merged before the commit, and large row groups are copied.
 
@@ -165,7 +164,7 @@ def write(
 
     Raises:
         ValueError: The mode or the distribution is unknown, or a parameter belongs to another mode.
-        Unwritable: The table lacks a column, or the column has another type. No task has started.
+        Unwritable: The table does not have a column, or the column has another type. No task has started.
     """
     if client is None:
         if not uri:
@@ -201,7 +200,7 @@ def write(
 def _merge_small_files(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Merge small files of the tasks; each batch of files is a Spark task."""
+    """Merge the small files that tasks have written. Each batch of files is merged by a Spark task."""
     with keep_job_group(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
@@ -239,7 +238,7 @@ def _change_by_key(
 
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """Write a DataFrame's rows to files in tasks, without a commit, and return the files of each task."""
+    """Write a DataFrame's rows to files in tasks, without a commit. Return the files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]
@@ -254,7 +253,7 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 
 def encode_files(written: WrittenFiles) -> bytes:
-    """Return the form of task results: JSON with the fields of a commit."""
+    """Return the files in the form of a task result: JSON with the fields of a commit."""
     return msgspec.json.encode(written)
 
 
@@ -283,18 +282,18 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     placed = df.mapInArrow(
         partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
-    # Rows are distributed by the hash of the partition and of the sort order, if there is one. Several
-    # tasks may then write the same partition.
+    # Rows are distributed by a hash of the partition and, if there is one, of the sort order. Several tasks may then
+    # write the same partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add to each row a number that is equal for all rows of a partition."""
+    """Add a number to each row. All rows of a partition have the same number."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
             for partition, chosen in target.partitioner.split(conform(batch, target.schema, target.arrow)):
-                # The hash is equal in every process, unlike Python's `hash` of text.
+                # Unlike Python's `hash` of strings, this hash is equal in every process.
                 number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
                 places[slice(None) if chosen is None else chosen] = number
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
@@ -303,7 +302,7 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
 def _sort_columns(target: WriteTarget) -> list[Column]:
     """Return the table's sort order for Spark, up to the first transform.
 
-    Each file is sorted by the full order when it is written.
+    When a file is written, its rows are sorted by the full order.
     """
     columns: list[Column] = []
     for field in target.sort_order.fields:
@@ -315,7 +314,7 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
 
 
 def _quote_path(column: TableColumn, target: WriteTarget) -> str:
-    """Return the column's path for Spark; each name is quoted, because it may contain a dot."""
+    """Return the column's path for Spark. Each name is quoted, because it may contain a dot."""
     names, at = [], column
     while True:
         parent = None if at.parent is None else target.schema.column(at.parent)

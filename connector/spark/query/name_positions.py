@@ -104,24 +104,24 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     with_subqueries = catalyst.has_subqueries(parsed)
     left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(parsed, ("", ""), None, frozenset())]
     while left:
-        node, above, parent, named = left.pop()
+        node, above, parent, with_names = left.pop()
         kind = catalyst.kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
-            reference = _read_reference(catalyst, text, node, above, parent, named)
+            reference = _read_reference(catalyst, text, node, above, parent, with_names)
             references += [] if reference is None else [reference]
         if kind == "UnresolvedWith":
             with_subqueries = True  # The flag of `parsed` does not cover subqueries in WITH.
             recursive = bool(node.allowRecursion())
             for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
-                left.append((pair._2(), (kind, above[0]), node, named | {name} if recursive else named))
-                named |= {name}
+                left.append((pair._2(), (kind, above[0]), node, with_names | {name} if recursive else with_names))
+                with_names |= {name}
         below = [*catalyst.children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
-        left += [(one, (kind, above[0]), node, named) for one in below]
+        left += [(one, (kind, above[0]), node, with_names) for one in below]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
@@ -171,7 +171,7 @@ def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
 
 
 def _read_reference(
-    catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
+    catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, with_names: frozenset[str]
 ) -> ReferencePosition | None:
     """Return the position of a table reference.
 
@@ -179,7 +179,7 @@ def _read_reference(
         node: The reference.
         above: The kinds of the two nodes above the reference.
         parent: The node above the reference.
-        named: The names in WITH that are visible here, in lower case.
+        with_names: The names in WITH that are visible here, in lower case.
 
     Returns:
         The position, or None if the name cannot be replaced here or its position is uncertain.
@@ -187,7 +187,7 @@ def _read_reference(
     names, origin = tuple(to_strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if origin is None or node.isStreaming() or not node.options().isEmpty():
         return None
-    if len(names) == 1 and names[0].lower() in named:
+    if len(names) == 1 and names[0].lower() in with_names:
         # The query of the name may consist of a table alone, even with a version: `WITH s AS (FROM t VERSION AS OF 1)`.
         return None
     start, end = int(origin[1]), int(origin[2]) + 1

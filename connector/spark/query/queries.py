@@ -114,19 +114,19 @@ def sql(
         counts = run_maintenance(spark, statement)
         if counts is not None:
             return counts
-    done = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
-    _log.info("%s", done.summary)
-    if done.statement is not None and done.is_write:
-        if _may_run(spark, done):
+    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    _log.info("%s", rewritten.summary)
+    if rewritten.statement is not None and rewritten.is_write:
+        if _may_run(spark, rewritten):
             try:
-                return run_text(spark, done.statement, args)
+                return run_text(spark, rewritten.statement, args)
             except AnalysisException as error:
                 if not is_plan_gone(error):
                     raise
-    elif done.statement is not None:
+    elif rewritten.statement is not None:
         try:
-            frame = run_text(spark, done.statement, args)
-            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), done):
+            frame = run_text(spark, rewritten.statement, args)
+            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
                 return frame
             _log.warning("The original text runs, because its tables were altered after the analysis")
         except (PySparkException, Py4JError) as error:
@@ -136,9 +136,9 @@ def sql(
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
     """Return a statement that writes the rows of a query, with plan tables in its query if possible."""
-    done = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
-    _log.info("%s", done.summary)
-    return done.statement if done.statement is not None and _may_run(spark, done) else text
+    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    _log.info("%s", rewritten.summary)
+    return rewritten.statement if rewritten.statement is not None and _may_run(spark, rewritten) else text
 
 
 def is_plan_gone(error: AnalysisException) -> bool:
@@ -146,12 +146,12 @@ def is_plan_gone(error: AnalysisException) -> bool:
     return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
 
 
-def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
+def _may_run(spark: SparkSession, rewritten: RewrittenQuery) -> bool:
     """Return whether Spark accepts the query of a statement that writes, with its plan tables."""
     catalyst = Catalyst(spark)
     try:
-        plan = catalyst.analyze(query_of(catalyst, catalyst.parse(str(done.statement))))
-        if _is_as_understood(catalyst, plan, done):
+        plan = catalyst.analyze(query_of(catalyst, catalyst.parse(str(rewritten.statement))))
+        if _is_as_understood(catalyst, plan, rewritten):
             return True
         _log.warning("The original text runs, because its tables were altered after the analysis")
     except (PySparkException, Py4JError) as error:
@@ -426,11 +426,11 @@ def _read_analyzed_plan(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _is_as_understood(catalyst: Catalyst, plan: Node, done: RewrittenQuery) -> bool:
+def _is_as_understood(catalyst: Catalyst, plan: Node, rewritten: RewrittenQuery) -> bool:
     """Return whether each plan table exists and has the schema with which its conditions were read."""
     schema_ids = {}
     for leaf in catalyst.leaves(plan):
         name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
         if name is not None and PLAN_MARK in name[-1]:
             schema_ids[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
-    return schema_ids == done.schemas
+    return schema_ids == rewritten.schemas

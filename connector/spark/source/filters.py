@@ -1,9 +1,9 @@
 """Converts the filters that Spark pushes down to equivalent expressions, or leaves them to Spark.
 
-The reader applies an accepted filter to every row, and Spark does not evaluate it again. So a filter that
-might have another meaning is left to Spark: a filter on a column that the table does not have, with a value
-of another type than the column's, with text for a uuid, or with a `LIKE` pattern other than a prefix. For
-Spark and for the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
+The reader applies an accepted filter to every row, and Spark does not evaluate it again. Therefore a filter that might
+have another meaning is left to Spark: a filter on a column that the table does not have, a filter with a value of
+another type than the column's, a filter with text for a uuid, and a `LIKE` pattern that is not a prefix. For Spark and
+for the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
 (`connector/arrow/filters.py`).
 """
 
@@ -39,7 +39,7 @@ _NAN = {
     Op.GT_EQ: Op.IS_NAN,
     Op.LT_EQ: Op.NOT_NULL,
 }
-"""A comparison with NaN as a predicate: no value is greater than NaN."""
+"""For each comparison with NaN, the predicate with the same result. No value is greater than NaN."""
 
 
 class _Unfit(Exception):
@@ -58,7 +58,7 @@ def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expre
     """Return an expression that is true where the filter is true.
 
     Args:
-        negated: Whether the expression is instead true where the filter is false; it is then not true for null.
+        negated: Whether to return an expression that is true where the filter is false. For null, it is not true.
     """
     match spark_filter:
         case spark.Not(child):
@@ -121,7 +121,7 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     if not literals:
         raise _Unfit
     if negated and len(literals) < len(values):
-        return FALSE  # NOT IN with a list that contains null is null or false.
+        return FALSE  # NOT IN with a list that contains null is never true.
     numbers = [literal for literal in literals if not _is_nan(literal)]
     parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
     parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []

@@ -1,10 +1,9 @@
-"""Implements `df.write.format("seamark")` with modes and options that a data source does not receive.
+"""Implements `df.write.format("seamark")`, with modes and options that a data source does not receive.
 
-Spark passes only the modes `append` and `overwrite` to a Python data source. It runs the data source in
-separate workers, whose errors the user sees below a traceback of the JVM. So `install` makes `save`,
-`saveAsTable` and `insertInto` of PySpark's writer call this module for the format `seamark`; writes of
-other formats are passed on. If a write is refused, nothing was written, and the error is an
-AnalysisException with one sentence.
+Spark passes only the modes `append` and `overwrite` to a Python data source. It runs the data source in separate
+workers. The user sees their errors below a traceback of the JVM. Therefore `install` makes `save`, `saveAsTable` and
+`insertInto` of PySpark's writer call this module for the format `seamark`. Writes of other formats are passed on. If a
+write is refused, nothing was written, and the error is an AnalysisException with one sentence.
 """
 
 from __future__ import annotations
@@ -54,17 +53,14 @@ _REFUSED = re.compile(r"(?:Unwritable|BadRequest|Conflict|Refused): ([^\n]+)")
 
 @dataclass(frozen=True)
 class _Target:
-    """A table and its server."""
+    """A table, and the server that has it."""
 
     client: SeamarkClient = field(repr=False)
     table: tuple[str, ...]
 
 
 def install() -> None:
-    """Make PySpark's DataFrameWriter use this module for the format `seamark`.
-
-    If it is called again, it changes nothing.
-    """
+    """Make PySpark's DataFrameWriter use this module for the format `seamark`. Further calls change nothing."""
     for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
         spark_method = getattr(DataFrameWriter, name)
         if not hasattr(spark_method, "seamark"):
@@ -88,7 +84,7 @@ def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callabl
 
 @contextmanager
 def refusals_as_analysis_exceptions() -> Iterator[None]:
-    """Convert refusals to an AnalysisException with their message."""
+    """Convert refusals of Seamark to an AnalysisException with the same message."""
     try:
         yield
     except (Unwritable, ValueError, ClientError) as error:
@@ -128,7 +124,7 @@ def _save_as_table(
 
 
 def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
-    """Write the rows; columns are matched by name, unlike in Spark's `insertInto`."""
+    """Write the rows. Unlike in Spark's own `insertInto`, columns are matched by name."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
     elif _save_mode(writer) == ERROR:
@@ -170,8 +166,12 @@ def save(
     """Write the rows of a DataFrame.
 
     Args:
-        save_mode: The mode, unless the option `mode` is set.
-        options: The options; their names are in lower case.
+        df: The DataFrame.
+        name: The name of the table, or None if an option has it.
+        save_mode: The mode of the writer. The option `mode` takes precedence.
+        options: The options, by their names in lower case.
+        partition_by: The partitioning of a new table.
+        must_exist: Whether the table must exist.
     """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
@@ -221,7 +221,7 @@ def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
             raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         return {"mode": APPEND, **arguments}
     if by_partition and "replace-where" in options:
-        raise BadRequest("replace-where and replace-partitions are both given; give one of them")
+        raise BadRequest("replace-where and replace-partitions are both set; set only one of them")
     if by_partition:
         return {"mode": PARTITIONS, **arguments}
     return {"mode": OVERWRITE, "where": options.get("replace-where", True), **arguments}
@@ -257,7 +257,7 @@ def catalogs(spark: SparkSession) -> list[str]:
 
 
 def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
-    """Return the table: a table of the server `uri`, or of the catalog with which its name begins."""
+    """Return the table to write. It is a table of the server `uri`, or of the catalog with which its name begins."""
     if not name:
         raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
@@ -273,9 +273,10 @@ def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, st
 
 
 def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
-    """Return a hint for a name that begins with no catalog.
+    """Return a hint for a table name that does not begin with the name of a catalog.
 
     Args:
+        first: The first level of the table name.
         catalog_names: The catalogs of the session.
     """
     if not catalog_names:

@@ -2,18 +2,18 @@
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
-Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the
-files of the plan; they receive the credentials for these files, but no catalog token. Tables of format
-version 3 are supported. A stream's offsets are snapshot ids: a repeated batch reads the same files, and
-Spark's checkpoint makes the stream exactly-once.
+Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files of the
+    plan. They
+receive the credentials for these files, but no catalog token. Tables of format version 3 are supported. The offsets of
+a stream are snapshot ids. A repeated batch reads the same files, and Spark's checkpoint makes the stream exactly-once.
 
-Options replace what PySpark 4.1 does not pass to a Python source: `columns` (or `.schema(…)`), because the
-source does not receive the columns of a query, and `where`, any SQL predicate, because it does not receive
-disjunctions. Filters that the source receives are used only with the option `push-filters`, and then each
-filter is applied to every row (`filters.py`). The reason is that Spark stores the filters of one query of a
-`load()`. It reuses them for another query without filters, or for all scans of one query
-(`PythonDataSourceV2` has one read function), and rows are then missing. So with `push-filters`, use a
-`load()` for only one query.
+Options replace the information that PySpark 4.1 does not pass to a Python source. The source does not receive the
+columns of a query, so there is the option `columns` (or `.schema(…)`). It does not receive disjunctions, so there is
+the option `where` with any SQL predicate. Filters that the source receives are used only with the option
+`push-filters`, and then each filter is applied to every row (`filters.py`). The reason is that Spark stores the filters
+of one query of a `load()`. It may use them again for another query without filters, or for all scans of one query
+(`PythonDataSourceV2` has one read function), and rows are then missing. Therefore, with `push-filters`, use a `load()`
+for only one query.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from seamark.formats.iceberg.metadata.replacement import is_replace
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""The setting of Spark that the option `push-filters` requires."""
+"""The Spark setting that the option `push-filters` requires."""
 SPLIT_BYTES = 128 << 20
 OPEN_BYTES = 4 << 20
-"""The assumed cost of opening a file, as a number of read bytes; Spark's default."""
+"""The assumed cost of opening a file, as a number of bytes to read. It is Spark's default."""
 SMALL_BYTES = 32 << 20
 TASKS_MIN = 16
 """The minimum number of tasks.
 
-If there are fewer tasks of `SPLIT_BYTES`, smaller tasks are made, down to `SMALL_BYTES`.
+If there would be fewer tasks of `SPLIT_BYTES`, tasks become smaller, down to `SMALL_BYTES`.
 """
 
 _METADATA: dict[str, spark_types.DataType] = {FILE: spark_types.StringType(), POSITION: spark_types.LongType()}
@@ -82,7 +82,7 @@ class Options:
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """Parse the options of a reader; the default of `uri` is SEAMARK_URL.
+        """Parse the options of a reader. The default of `uri` is SEAMARK_URL.
 
         Raises:
             BadRequest: Options are unknown, or cannot be combined.
@@ -92,9 +92,9 @@ class Options:
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
         client, table = client_and_table(options)
-        named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
-        if len(named) > 1:
-            raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
+        selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
+        if len(selectors) > 1:
+            raise BadRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
         at = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -103,8 +103,8 @@ class Options:
         columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         start, end = _parse_number(options, "start-snapshot-id"), _parse_number(options, "end-snapshot-id")
         with_changes = parse_flag(options, "changes", False)
-        if end is not None and named:
-            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
+        if end is not None and selectors:
+            raise BadRequest(f"{selectors[0]} and end-snapshot-id are both given; select the snapshot with one of them")
         return Options(
             client=client,
             table=table,
@@ -239,7 +239,10 @@ class BatchReader(DataSourceReader):
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
+        """Return the state for Spark's tasks.
+
+        It is empty, because the partitions contain everything that tasks need.
+        """
         return {}
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -276,7 +279,7 @@ class FilteringReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Yield the filters that are left to Spark."""
+        """Yield the filters that the reader leaves to Spark."""
         for spark_filter in filters:
             expression = expression_of(spark_filter, self._table.schema)
             if expression is None:
@@ -300,7 +303,10 @@ class StreamReader(DataSourceStreamReader):
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
+        """Return the state for Spark's tasks.
+
+        It is empty, because the partitions contain everything that tasks need.
+        """
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
@@ -311,8 +317,9 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch, with the schema at the start of the stream, even if the table's schema has
-        changed.
+        """Return the tasks of a batch.
+
+        They have the schema at the start of the stream, even if the table's schema has changed since.
         """
         options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
@@ -354,7 +361,7 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 
 
 def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
-    """Return the first changes that together have at least `limit` rows with certainty."""
+    """Return the first changes that certainly have at least `limit` rows together."""
     chosen: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:

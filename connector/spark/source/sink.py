@@ -3,19 +3,19 @@
     df.write.format("seamark").option("uri", …).option("table", "db.events").mode("append").save()
     stream.writeStream.format("seamark").option("uri", …).option("table", …).option("checkpointLocation", …).start()
 
-`mode("overwrite")` replaces the rows that match the option `replace-where`, by default all rows. With the
-option `replace-partitions`, it replaces the partitions of the new rows. Rows are written in Spark's
-distribution: shuffle them first, or use `frames.writes.write`, which distributes rows with the table's
-distribution mode.
+`mode("overwrite")` replaces the rows that match the option `replace-where`, by default all rows. With the option
+`replace-partitions`, it replaces the partitions of the new rows. Rows are written in Spark's distribution. Shuffle them
+first, or use `frames.writes.write`, which distributes rows by the table's distribution mode.
 
-A stream commits each batch once. The commit contains the query's id, which Spark stores in the checkpoint,
-and the batch's number; a batch with the same id and number is not committed again. Spark repeats only the
-last batch, with the same rows. An earlier batch therefore comes from a checkpoint that is older than the
-table. It is refused, because its rows may not be in the table.
+A stream commits each batch once. The commit contains the id of the query, which Spark stores in the checkpoint, and the
+number of the batch. A batch with the same id and number is not committed again. Spark repeats only the last batch, with
+the same rows. So an earlier batch comes from a checkpoint that is older than the table. It is refused, because its rows
+may not be in the table.
 
-Invariants: a batch is treated as a duplicate only if it is the same batch. No file is deleted to which a
-snapshot may refer. Spark aborts a write after a failed commit, even if the outcome is unknown. So `abort`
-deletes nothing, and files of other tasks of a failed job remain as orphan files.
+Invariants: a batch is treated as a duplicate only if it is the same batch. A file to which a snapshot may refer is
+    never deleted.
+Spark aborts a write after a failed commit, even if the outcome is unknown. Therefore `abort` deletes nothing, and the
+files of other tasks of a failed job remain as orphan files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SinkOptions:
         if not overwrite and (partitions or "replace-where" in options):
             raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:
-            raise BadRequest("replace-where and replace-partitions are both given; give one of them")
+            raise BadRequest("replace-where and replace-partitions are both set; set only one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
         into = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
@@ -96,7 +96,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.into.commit(self._options.client, _join_files(messages), summary={"engine-name": "spark"})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete nothing; see the module's docstring."""
+        """Delete nothing. The docstring of the module has the reason."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -107,7 +107,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write_files(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        # Spark creates a new writer for the commit, and the name may refer to another table now.
+        # Spark creates a new writer for the commit. By then, the name may refer to another table.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
             raise BadRequest("The table was replaced by another table while rows were written; start the query again")
@@ -127,12 +127,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._check_last(producer, answer["snapshot-id"])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete nothing; see the module's docstring."""
+        """Delete nothing. The docstring of the module has the reason."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """Check that the committed batch is the query's last batch.
+        """Check that a batch which is already committed is the query's last batch.
 
-        For an earlier batch, `snapshot_id` is None.
+        Args:
+            producer: The query and the number of the batch.
+            snapshot_id: The snapshot of the batch, or None for an earlier batch than the last one.
 
         Raises:
             BadRequest: The table has later batches of the query.

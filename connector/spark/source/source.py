@@ -2,8 +2,8 @@
 
     register(spark)
 
-`reader.py` has the readers, `sink.py` has the writers that Spark's JVM calls, and `frame_writer.py` has the
-writers of PySpark's DataFrameWriter.
+`reader.py` has the readers. `sink.py` has the writers that Spark's JVM calls. `frame_writer.py` has the writers of
+PySpark's DataFrameWriter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from seamark.connector.spark.source import frame_writer, sink
 else:
     frame_writer = LazyModule("seamark.connector.spark.source.frame_writer")
-    sink = LazyModule("seamark.connector.spark.source.sink")  # Most queries only read.
+    # Most queries only read, so the writers are imported when they are needed.
+    sink = LazyModule("seamark.connector.spark.source.sink")
 
 
 class SeamarkSource(DataSource):
@@ -45,7 +46,7 @@ class SeamarkSource(DataSource):
         return "seamark"
 
     def schema(self) -> spark_types.StructType:
-        """Return the schema of the columns in the options, by default of all columns of the snapshot."""
+        """Return the schema of the columns in the options. By default, it has all columns of the snapshot."""
         options = Options.of(self.options)
         return schema_of(options.open(), options)
 

@@ -1,6 +1,4 @@
-"""Locates the stored rows that a statement can change, by keys or by a filter, with the columns that it
-needs.
-"""
+"""Locates the stored rows that a statement can change, by keys or by a filter, with the needed columns."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.iceberg.types.values import FLOATS
 
 PLACE = "_pos"
-"""The column with the number of the row; it replaces the position of the row in its file."""
+"""The column with the number of a located row. It replaces the position of the row in its file."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,9 @@ class StatementLimits:
     """The limits of a statement that changes located rows.
 
     Attributes:
-        rows: The maximum number of located rows, and of rows of a source; these rows are in memory.
-        read_rows: The maximum number of rows in the files that are read to find the rows, if no record index
-            locates them.
+        rows: The maximum number of located rows, and of rows of a source. These rows are in memory.
+        read_rows: The maximum number of rows in the files that are read to find the rows, if no record index locates
+            the rows.
     """
 
     rows: int = 200_000
@@ -45,11 +43,11 @@ DEFAULT_LIMITS = StatementLimits()
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """The stored rows that a statement can change; row r is the row `positions[r]` of the file `tasks[files[r]]`.
+    """The stored rows that a statement can change. Row r is the row `positions[r]` of the file `tasks[files[r]]`.
 
     Attributes:
         values: The needed columns, and `PLACE`.
-        read: The paths of files that were read to locate rows.
+        read: The paths of the files that were read to locate rows.
     """
 
     tasks: tuple[ScanTask, ...]
@@ -131,9 +129,9 @@ def locate_by_filter(
 
 
 def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
-    """Yield the key columns whose stored values are identical to the keys.
+    """Yield the key columns for which equal values are identical.
 
-    Columns of floats are left out, because equal floats include two zeros and several NaNs.
+    Columns of floats are left out, because floats have two zeros and several NaNs.
     """
     for field, column in zip(keys.fields, keys.columns, strict=True):
         if str(field.type) not in FLOATS:

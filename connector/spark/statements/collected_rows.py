@@ -1,6 +1,4 @@
-"""Evaluates the rows that contain a statement's keys once: rows of a MERGE's source, and of subqueries of
-a condition.
-"""
+"""Evaluates the rows with a statement's keys once: rows of a MERGE's source, and of subqueries in a condition."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _COLLECTED_TYPE = re.compile(
     r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",
     re.DOTALL,
 )
-"""The types of columns that the driver can collect, in Spark's notation."""
+"""Matches the types of columns that the driver can collect, in Spark's notation."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class CollectedRows:
     """Rows with the attributes `outputs`, which is a Scala Seq.
 
     Attributes:
-        table: The columns in the order of `outputs`, with the types of `schema`. None if the rows are in Spark,
-            as `spark_plan`.
+        table: The columns in the order of `outputs`, with the types of `schema`. None if the rows are in Spark, as
+            `spark_plan`.
     """
 
     build: PlanBuilder
@@ -61,15 +59,15 @@ class CollectedRows:
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
-        """The columns by the ids of attributes; empty if the rows are in Spark."""
+        """The columns by the ids of their attributes. Empty if the rows are in Spark."""
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
 def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
-    """Evaluate a plan; rows of common types are collected on the driver, other rows stay in Spark.
+    """Evaluate a plan. Rows of common types are collected on the driver. Other rows stay in Spark.
 
     Args:
-        role: The name of the rows in the error.
+        role: The name that the error message uses for the rows.
 
     Raises:
         NotLocated: There are more than `rows_max` rows.
@@ -98,7 +96,7 @@ def _check_count(rows: int, role: str, rows_max: int) -> None:
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """Return the ordinal of the key that equals each row's values: int64[rows].
+    """Return the ordinal of the key that equals the values of each row, as int64[rows].
 
     It is -1 if no key is equal, for example if a value is null.
     """

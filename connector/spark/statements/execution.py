@@ -1,13 +1,12 @@
-"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or with Iceberg; and runs INSERT OVERWRITE.
+"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or with Iceberg. Also runs INSERT OVERWRITE.
 
     result = execute(spark, "MERGE INTO sea.db.t USING changed AS s ON t.id = s.id …")
     result.path, result.reason, result.report
 
-A statement is located if a part of its condition restricts the stored rows that it can change. This part is
-an equality with constants, a subquery or the source's rows, or a filter that the server can plan. Spark
-then runs the statement's own query on these rows (`row_changes.py`), and one commit replaces them.
-Otherwise, and if anything fails before the commit, Iceberg runs the statement; the result and the error are
-then those of `spark.sql`.
+A statement is located if a part of its condition restricts the stored rows that it can change. This part is an equality
+with constants, with a subquery or with the source's rows, or it is a filter that the server can plan. Spark then runs
+the statement's own query on these rows (`row_changes.py`), and one commit replaces them. Otherwise, and if anything
+fails before the commit, Iceberg runs the statement. The result and the error are then those of `spark.sql`.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ class ExecutedStatement:
 
     Attributes:
         path: `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`.
-        reason: The reason for the path.
-        report: The changes that Seamark made.
+        reason: The reason why this path was chosen.
+        report: The changes that Seamark made, or None.
         frame: The result of the statement.
     """
 
@@ -103,8 +102,8 @@ def execute(
 ) -> ExecutedStatement:
     """Run a statement once.
 
-    Errors of the statement are Spark's errors. If other writers cause a conflict in all attempts, or the
-    outcome of the commit is unknown, the error is one of `seamark.connector.client.errors`.
+    If Spark refuses the statement or it fails, the error is Spark's error. If other writers cause a conflict in every
+    attempt, or if the outcome of the commit is unknown, the error is one of `seamark.connector.client.errors`.
     """
     try:
         statement = _prepare(spark, text, args, limits)
@@ -134,7 +133,7 @@ def explain(
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
-    """Return whether `execute` may run a parsed statement in another way than Spark."""
+    """Return whether `execute` might not run a parsed statement as Spark would."""
     kind = catalyst.kind(parsed)
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
@@ -153,11 +152,11 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
 
 
 class _Unprepared(Exception):
-    """The reason why Iceberg runs the statement; nothing was committed."""
+    """Raised if Iceberg has to run the statement. The message is the reason, and nothing was committed."""
 
 
 class _Statement(Protocol):
-    """One statement, whose methods raise `_Unprepared` for every error before a commit."""
+    """One statement. Its methods raise `_Unprepared` for every error before a commit."""
 
     path: str
     reason: str
@@ -194,7 +193,7 @@ class _Overwrite:
                 raise
             raise _Unprepared(str(error)) from error
         except (PySparkException, Py4JError, Unwritable) as error:
-            # Tasks raise this error before the commit.
+            # Tasks raise this error, so it occurs before the commit.
             raise _Unprepared(_summarize(error)) from error
 
     def _options(self) -> Mapping[str, Any]:
@@ -210,9 +209,9 @@ class _LocatedStatement:
         self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
         self._source: CollectedRows | None = None
-        """The evaluated source of a MERGE."""
+        """The rows of a MERGE's source after they were evaluated."""
         self._subqueries: list[tuple[Node, CollectedRows]] = []
-        """Parts of the condition whose subqueries are evaluated."""
+        """The parts of the condition with subqueries whose rows were evaluated."""
         self._inserted = False
         self._statement: RowStatement = RowStatementReader(spark).read(parsed)
         self._query = ChangeQuery(spark, self._statement)
@@ -254,8 +253,9 @@ class _LocatedStatement:
     # Preparation
 
     def _evaluate(self) -> None:
-        """Evaluate the rows that contain the keys once: the rows of a MERGE's source, and of subqueries in a
-        condition.
+        """Evaluate the rows that contain the keys once.
+
+        They are the rows of a MERGE's source, and of subqueries in a condition.
         """
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
@@ -305,7 +305,7 @@ class _LocatedStatement:
     ) -> ChangedRows | None:
         """Return the changes of a statement whose condition is true for exactly the located rows.
 
-        Return None if Spark must compute a join.
+        The result is None if Spark has to compute a join.
         """
         if self._statement.kind == DELETE:
             return deletion_of(located)
@@ -324,7 +324,7 @@ class _LocatedStatement:
         return []
 
     def _check_mode(self, opened: OpenTable, target: WriteTarget) -> str:
-        """Check the table, and return the mode in its properties."""
+        """Check that the statement can change the table, and return the mode that the table's properties set."""
         self.target.check(opened)
         properties = opened.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
@@ -359,9 +359,7 @@ class _LocatedStatement:
         raise NotLocated("its condition does not restrict the rows that it can change")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
-        """Return the columns of the stored rows whose values Spark compares like Iceberg, by the ids of
-        attributes.
-        """
+        """Return the stored rows' columns that Spark compares as Iceberg does, by the ids of attributes."""
         kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
         for number, name in self._catalyst.attributes(self._statement.stored):
@@ -378,7 +376,7 @@ class _LocatedStatement:
         return key_values
 
     def _find_index_columns(self, opened: OpenTable, key_values: KeyValues) -> list[str] | None:
-        """Return the columns of a record index whose values are among the keys."""
+        """Return the columns of a record index for which there are key values, or None without such an index."""
         by_name = {field.name: field for field in opened.schema.fields}
         indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in key_values.names])
         return None if indexed is None else [field.name for field in indexed]
@@ -398,7 +396,7 @@ class _LocatedStatement:
         return self._statement.source if self._source is None else self._source.plan
 
     def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:
-        """Return the values of these columns; values may be repeated.
+        """Return the values of these columns. Values may be repeated.
 
         If the values of a MERGE are columns of its source, they are in the order of the source's rows.
         """
@@ -436,7 +434,7 @@ class _unprepared:  # noqa: N801
         if isinstance(error, PySparkException | Py4JError):
             raise _Unprepared(f"Spark refuses it on the located rows: {_summarize(error)}") from error
         if not isinstance(error, ClientError | ValueError):
-            _log.warning("a statement cannot be located, because of a bug", exc_info=True)
+            _log.warning("The statement cannot be located, because of a bug; Iceberg runs it", exc_info=True)
         raise _Unprepared(f"its rows cannot be located: {str(error)[:500]}") from error
 
 

@@ -4,9 +4,9 @@
     UPDATE, DELETE … WHERE id IN (1, 2)     the constants
     UPDATE, DELETE … WHERE id IN (SELECT …) the rows of the subquery
 
-Only two kinds of equality are used: of a column of the target with a value of the same type, and of an int
-column with a bigint. A row without one of these values never meets such a condition, because Spark compares
-values like keys are compared, including NaN and both zeros.
+Only two kinds of equality are used: of a column of the target with a value of the same type, and of an int column with
+a bigint. A row without one of these values never meets such a condition, because Spark compares values in the same way
+in which keys are compared, including NaN and both zeros.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FLOATS = frozenset({"float", "double"})
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Values of these columns, which a condition requires.
+    """The values that a condition requires in some columns.
 
     Attributes:
-        numbers: The ids of the attributes that have the values; None for other expressions.
+        numbers: The ids of the attributes with the values, or None for other expressions.
     """
 
     columns: tuple[SparkColumn, ...]
@@ -43,7 +43,7 @@ class KeyValues:
     whole: bool = False
     """Whether the condition is true for exactly the stored rows with these values.
 
-    It is False for floats, because IN with many constants distinguishes the two zeros.
+    It is not for floats, because IN with many constants distinguishes the two zeros.
     """
 
     @cached_property
@@ -64,9 +64,9 @@ def keys_of_join(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values that the join's source has for columns of the target.
+    """Return the values of a join's source that stored rows must have in columns of the target.
 
-    Return None if the condition has no equality of such columns.
+    The result is None if the condition has no equality of such columns.
 
     Args:
         outputs: The ids of the source's attributes.
@@ -90,7 +90,7 @@ def keys_of_join(
 def keys_of_condition(
     catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
-    """Return the values that each part of a condition requires of columns of the target."""
+    """For each part of a condition that requires values in columns of the target, return these values."""
     key_values = []
     parts = catalyst.operands(condition, "And")
     whole = len(parts) == 1
@@ -108,11 +108,11 @@ def keys_of_condition(
         elif kind == "InSubquery":
             sought = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
-            named = [column for column in sought if column is not None]
-            if len(named) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
+            key_columns = [column for column in sought if column is not None]
+            if len(key_columns) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
                 outputs = to_list(plan.output())
-                pairs = dict(zip(named, outputs, strict=True))
-                once = len(pairs) == len(named)
+                pairs = dict(zip(key_columns, outputs, strict=True))
+                once = len(pairs) == len(key_columns)
                 key_values.append(
                     _project_values(catalyst, build, pairs, partial(_return_plan, plan), whole=whole and once)
                 )
@@ -152,9 +152,9 @@ def _are_exact(columns: Iterable[SparkColumn]) -> bool:
 
 
 def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
-    """Return the rows to which a stored row can be equal.
+    """Return the rows that a stored row can equal.
 
-    Rows with nulls are left out, and so are numbers that an int column cannot store.
+    Rows with nulls are left out, and rows with numbers that an int column cannot store.
     """
     for column in columns:
         values = values.filter(pa.array(fits_column(values[column.name], column)))
@@ -162,7 +162,7 @@ def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
 
 
 def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.bool_]:
-    """Return whether a stored value can be equal to each of these values: bool[values]."""
+    """Return whether a stored value can equal each of these values, as bool[values]."""
     fits = pc.is_valid(values)
     if column.kind == "int" and pa.types.is_int64(values.type):
         within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
@@ -172,7 +172,7 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 
 
 def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
-    """Return the target's column of a node, which may be an int column that is cast to bigint."""
+    """Return the target's column that a node represents, or None. The node may cast an int column to bigint."""
     node = catalyst.uncast(node)
     kind = catalyst.type_of(node)
     if catalyst.kind(node) == "Cast" and kind == "bigint" and catalyst.type_of(node.child()) == "int":

@@ -1,7 +1,7 @@
 """Runs INSERT OVERWRITE with Seamark's writers, which also build the table's index files.
 
-Spark's analyser creates the statement's query, with conversions and default values. It also decides which
-rows are replaced: all rows, the rows of given partitions, or the partitions of the new rows
+Spark's analyser creates the query of the statement, with conversions and default values. It also decides which rows are
+replaced: all rows, the rows of some partitions, or the partitions of the new rows
 (`spark.sql.sources.partitionOverwriteMode`).
 """
 
@@ -88,7 +88,8 @@ class OverwriteStatement:
         texts = []
         for part in self._catalyst.operands(condition, "And"):
             comparison = Conditions(self._catalyst).read(part, columns)
-            # A condition may be weaker than the part of the filter, but an equality of a column is equivalent to it.
+            # The condition that was read may be weaker than this part of the filter, but an equality of a column is
+            # exact.
             if (
                 not isinstance(comparison, ColumnComparison)
                 or comparison.op not in _EQUALITIES

@@ -1,7 +1,7 @@
 """Builds plans of Spark through py4j: creates nodes, and replaces nodes of plans.
 
-An attribute in Spark is identified by a number. A node that replaces another node has the same attributes,
-so that the references of the nodes above stay valid.
+Spark identifies an attribute by a number. A node that replaces another node gets the same attributes, so the references
+in the nodes above stay valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOGICAL, _EXPRESSIONS = f"{SPARK}catalyst.plans.logical.", f"{SPARK}catalyst.ex
 
 
 class PlanBuilder:
-    """Builds plans of one session."""
+    """Builds plans in one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -33,11 +33,11 @@ class PlanBuilder:
         return DataFrame(self.class_of(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def with_one_time(self, plan: Node) -> Node:
-        """Return the plan with literals for the current time, so that its parts can run one after another."""
+        """Return the plan with literals in place of the current time, so that its parts can run one after the other."""
         return self._object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def local(self, rows: pa.Table, schema: StructType) -> Node:
-        """Return a plan of rows that are on the driver."""
+        """Return a plan whose rows are on the driver."""
         whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
         return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
 
@@ -59,18 +59,20 @@ class PlanBuilder:
         return self._object(_EXPRESSIONS, "Literal").apply(value)
 
     def default(self, kind: Node) -> Node:
-        """Return a literal of the type that is not null."""
+        """Return a literal of a type. The literal is not null."""
         return self._object(_EXPRESSIONS, "Literal").default(kind)
 
     def no_rows(self) -> DataFrame:
-        """Return a frame without rows and columns."""
+        """Return a frame that has neither rows nor columns."""
         return self.frame(self.limit(0, self._one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
-        """Return the expression as the output to which the attribute refers.
+        """Return the expression as an output with the id of an attribute, so that references to the attribute find it.
 
         Args:
-            name: The name of the attribute, if it is known.
+            expression: The expression.
+            attribute: The attribute.
+            name: The name of the attribute, or None to read it from the attribute.
         """
         return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
@@ -79,11 +81,18 @@ class PlanBuilder:
         return self._alias(expression, name, self._object(_EXPRESSIONS, "NamedExpression").newExprId())
 
     def with_subquery(self, part: Node, plan: Node) -> Node:
-        """Return a condition `… IN (SELECT …)` with another plan of the same attributes."""
+        """Return the condition `… IN (SELECT …)` with another plan in its subquery.
+
+        The plan has the same attributes.
+        """
         return part.copy(part.values(), part.query().withNewPlan(plan))
 
     def with_operands(self, condition: Node, parts: Sequence[tuple[Node, Node]]) -> Node:
-        """Return a condition whose AND has other operands."""
+        """Return a condition in whose AND some operands are replaced.
+
+        Args:
+            parts: Pairs of an operand and its replacement.
+        """
         for old, by in parts:
             if condition.fastEquals(old):
                 return by
@@ -92,7 +101,7 @@ class PlanBuilder:
         return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
 
     def are_constants(self, values: Node) -> bool:
-        """Return whether all values, a Scala Seq, are constants; one call checks thousands of values."""
+        """Return whether all values in a Scala Seq are constants. One call checks thousands of values."""
         array = self._array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
@@ -124,7 +133,11 @@ class PlanBuilder:
     # Replacement of nodes
 
     def replace_nodes(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
-        """Return the plan with new nodes instead of old nodes; subqueries are not changed."""
+        """Return the plan in which new nodes replace old nodes. Subqueries do not change.
+
+        Args:
+            new: Pairs of an old node and its new node.
+        """
         for old, by in new:
             if plan.fastEquals(old):
                 return by

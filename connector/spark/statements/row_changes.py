@@ -1,8 +1,7 @@
-"""Runs a statement's query on the located rows, and writes the changes that it returns.
+"""Runs the query of a statement on the located rows, and writes the changes that the query returns.
 
-Spark runs the query that its analyser has created for the statement. In this query, the located rows
-replace the table, and the source has the rows from which the keys were read. The result has a row for each
-change.
+Spark runs the query that its analyser has created for the statement. In this query, the located rows replace the table,
+and the source has the rows from which the keys were read. The result has a row for each change.
 """
 
 from __future__ import annotations
@@ -39,7 +38,9 @@ from seamark.formats.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
 _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
-"""Spark's joins of a MERGE: with the stored rows on the left, or on the right of an anti-join."""
+"""The types of the joins that Spark creates for a MERGE. The stored rows are on the left, but in an anti-join they are
+on the right.
+"""
 _IS_STORED, _ROW = "is stored", "row"
 """What such a join's side of the stored rows has besides their columns."""
 
@@ -49,9 +50,9 @@ class ChangedRows:
     """The rows that a statement deletes and adds.
 
     Attributes:
-        deleted: The numbers of located rows, int64; they may be repeated.
-        new: The rows to add, with the table's columns. In a table with row lineage, they also have `_row_id`,
-            which is not null for updated rows.
+        deleted: The numbers of located rows, as int64. They may be repeated.
+        new: The rows to add, with the table's columns. In a table with row lineage, they also have `_row_id`, which is
+            not null for updated rows.
     """
 
     deleted: Longs
@@ -60,8 +61,9 @@ class ChangedRows:
 
 
 def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
-    """Return the columns of the stored rows that the query's expressions use; other columns pass through the
-    query unchanged.
+    """Return the columns of the stored rows that expressions of the query use.
+
+    Other columns pass through the query unchanged.
     """
     used: set[int] = set()
     left = [statement.query]
@@ -72,7 +74,7 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
                 used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
         else:
             used |= catalyst.reference_ids(node)
-        # The source of a MERGE uses no stored row, so only the other side of the join is searched.
+        # The source of a MERGE has no stored row, so only the other side of the join is searched.
         if statement.join is not None and node.fastEquals(statement.join):
             left.append(node.right() if statement.appends else node.left())
         else:
@@ -81,7 +83,7 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
 
 
 class ChangeQuery:
-    """The query of one statement, which can be run on located rows."""
+    """The query of one statement. It can be run on located rows."""
 
     def __init__(self, spark: SparkSession, statement: RowStatement) -> None:
         self._spark = spark
@@ -98,7 +100,7 @@ class ChangeQuery:
         return [name for name in self._needed if name in column_names]
 
     def run(self, located: CandidateRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> ChangedRows:
-        """Run the query on located rows; if the statement fails, the error is Spark's.
+        """Run the query on located rows. If the statement fails, the error is Spark's error.
 
         Args:
             more: Pairs of another node of the query and the node that replaces it.
@@ -119,15 +121,15 @@ class ChangeQuery:
     ) -> ChangedRows | None:
         """Run a MERGE without its join.
 
-        Its ON is true for the pairs of a located row and a source row with the same key.
+        The ON of the MERGE is true for each pair of a located row and a source row with the same key.
 
         Args:
-            keys: The ordinal of the key of each source row: int64[rows]; -1 if a row has no key.
+            keys: The ordinal of the key of each source row, as int64[rows]. It is -1 if a row has no key.
 
         Returns:
-            None if the join has an unknown form, if there are too many pairs, or if a stored row is in several
-                pairs. Spark checks for such rows only within a partition, and its join puts these pairs into one
-                partition.
+            The changes. None if the join has an unknown form, if there are too many pairs, or if a stored row is in
+            several pairs. Spark checks for such rows only within a partition, and its join puts these pairs into one
+            partition.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
@@ -155,8 +157,9 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: columns of stored rows with the mark that the row exists, next to rows of
-        the source.
+        """Return the rows of the join.
+
+        They have the columns of stored rows with a mark that the row exists, next to the columns of source rows.
         """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
@@ -173,18 +176,18 @@ class ChangeQuery:
         return self._with_attributes(join, local, by_id)
 
     def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
-        """Return the marks on the join's side of the stored rows, by the ids of attributes.
+        """Return the marks on the join's side with the stored rows, by the ids of attributes.
 
-        Return None if the join has an unknown form.
+        The result is None if the join has an unknown form.
         """
         if kind in (_INNER, _RIGHT_OUTER):
             return self._read_marks(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return the marks of a row, by the ids of attributes: that it is stored, and the number of the row.
+        """Return the marks of a row by the ids of attributes: that the row is stored, and the number of the row.
 
-        Return None if the side has any other column, such as a part of the ON in a filter.
+        The result is None if the side of the join has any other column, such as a part of the ON in a filter.
         """
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
@@ -205,7 +208,7 @@ class ChangeQuery:
         return marks
 
     def _is_stored(self, node: Node) -> bool:
-        """Return whether the node has all stored rows; Spark may put a filter above them that is always true."""
+        """Return whether the node has all stored rows. Spark may put a filter above them that is always true."""
         if self._catalyst.kind(node) == "Filter" and self._is_true(node.condition()):
             node = node.child()
         return bool(node.fastEquals(self._statement.stored))
@@ -226,7 +229,7 @@ class ChangeQuery:
         """Return the nodes by the ids of the stored rows' attributes.
 
         Args:
-            by_name: The nodes by the names of the attributes.
+            by_name: The nodes by the names of these attributes.
         """
         attributes = self._catalyst.attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
@@ -255,7 +258,7 @@ class ChangeQuery:
         )
 
     def _for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
-        """Return columns of stored rows with Spark's types."""
+        """Return columns of stored rows with the types that Spark needs."""
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []
         for name in values.column_names:
@@ -268,10 +271,14 @@ class ChangeQuery:
         return fields, columns
 
     def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
-        """Return a plan's rows with the attributes of a node; an unused attribute may have any value.
+        """Return the rows of a plan with the attributes of a node.
+
+        An attribute that the query does not use may have any value.
 
         Args:
-            by_id: The plan's outputs, by the ids of these attributes.
+            node: The node.
+            plan: The plan.
+            by_id: The outputs of the plan, by the ids of the attributes of `node`.
         """
         attributes = node.output()
         outputs = []
@@ -288,9 +295,12 @@ def deletion_of(located: CandidateRows) -> ChangedRows:
 
 
 def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
-    """Return the pairs of rows with equal keys: their positions in `stored` and in `source`, int64[pairs] each.
+    """Return the pairs of rows with equal keys, or None if there are more than `pairs_max` pairs.
 
-    A key of -1 is not equal to any key. Return None if there are more than `pairs_max` pairs.
+    A key of -1 is not equal to any key.
+
+    Returns:
+        The positions of the paired rows in `stored` and in `source`, each as int64[pairs].
     """
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
@@ -303,11 +313,13 @@ def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Lon
 
 
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
-    """Return the positions of the stored rows and of the source rows that a join returns.
+    """Return the positions of the stored rows and of the source rows in the result of a join.
 
-    A position of -1 represents a missing stored row.
+    A position of -1 stands for a missing stored row.
 
     Args:
+        kind: The type of the join.
+        pairs: The pairs of rows with equal keys.
         alone: The source rows without a stored row.
     """
     if kind == _INNER:
@@ -327,7 +339,7 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of the change; delete them if an error occurs."""
+    """Write the files of a change. If an error occurs, delete them."""
     matched = located.group_by_file(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new

@@ -1,11 +1,11 @@
-"""Lets Spark's analyser rewrite MERGE, UPDATE and DELETE to a query of row changes over the target table.
+"""Makes Spark's analyser rewrite MERGE, UPDATE and DELETE to a query of row changes over the target table.
 
-Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place
-of the stored row. Spark's conversions, default values, checks of nulls, and its check for several source
-rows of one stored row are part of that query. In this module, the target is a copy of the table's
-definition in memory with the mode merge-on-read, because the query for copy-on-write also returns the rows
-that stay. The query is never run on that copy: `row_changes.py` replaces the target by the rows that an
-index locates. So Spark itself decides the changes of these rows.
+Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place of the stored
+row. The query includes Spark's conversions, default values, checks of nulls, and its check for several source rows of
+one stored row. In this module, the target is a copy of the table's definition in memory with the mode merge-on-read,
+because the query for copy-on-write also returns the rows that stay. The query is never run on that copy.
+`row_changes.py` replaces the target by the rows that an index locates. Therefore Spark itself decides the changes of
+these rows.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class RowStatement:
 
     Attributes:
         query: The query that returns the changes.
-        stored: The leaf of the query that has the stored rows.
-        source: The node of a MERGE's source in the query.
+        stored: The leaf of the query with the stored rows.
+        source: The node with the source of a MERGE, or None.
         condition: The ON of a MERGE, or the condition of an UPDATE or DELETE.
-        appends: Whether the query has only new rows, without operations.
+        appends: Whether the query returns only new rows, without operations.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class RowStatement:
     """The node that joins the stored rows of a MERGE with its source."""
 
     def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
-        """Return the same statement with other parts of its condition."""
+        """Return the same statement with other parts in its condition."""
         assert self.filter is not None
         condition = build.with_operands(self.condition, parts)
         changed = self.filter.copy(condition, self.filter.child())
@@ -78,10 +78,10 @@ class RowStatementReader:
         self._build = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
-        """Read a parsed statement; if Spark cannot analyse it, the error is Spark's.
+        """Read a parsed statement. If Spark cannot analyse it, the error is Spark's error.
 
         Raises:
-            NotLocated: Iceberg must run the statement.
+            NotLocated: Iceberg has to run the statement.
         """
         kind = KINDS[self._catalyst.kind(parsed)]
         check_session(self._spark)
@@ -116,7 +116,10 @@ class RowStatementReader:
         return node
 
     def _merge_on_read(self, table: Node) -> Node:
-        """Return a copy of Spark's table for which Spark rewrites statements to changes of rows."""
+        """Return a copy of Spark's table with the mode merge-on-read.
+
+        Spark then rewrites statements to changes of rows.
+        """
         iceberg = table.table()
         operations = iceberg.operations()
         properties = self._build.class_of("java.util.HashMap")(operations.current().properties())
@@ -167,7 +170,7 @@ class RowStatementReader:
         return stored_leaves[0]
 
     def _find_above(self, query: Node, leaf: Node, kind: str) -> Node:
-        """Return the lowest node of the kind above the leaf."""
+        """Return the lowest node of this kind above the leaf."""
         node, ancestor = query, None
         while not node.fastEquals(leaf):
             if self._catalyst.kind(node) == kind:

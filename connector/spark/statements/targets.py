@@ -26,7 +26,7 @@ _FORMAT = "write.format.default"
 
 
 class NotLocated(Exception):
-    """The reason why Iceberg runs the statement."""
+    """The reason why Iceberg has to run the statement."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,19 @@ class StatementTarget:
         return SeamarkClient(str(uri), token=token or None)
 
     def refresh(self, spark: SparkSession) -> None:
-        """Make Spark read the table again if the session or the catalog has cached it, like after Spark's own
-        writes.
-        """
+        """Make Spark read the table again if the session or the catalog has cached it, as after Spark's own writes."""
         catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
         if catalog_caches or Catalyst(spark).has_cached():
             spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
 
     def check(self, opened: OpenTable) -> None:
-        """Check that the table is the analysed table, and that Seamark can write it.
+        """Check that the table is the table that was analysed, and that Seamark can write it.
 
         Raises:
             NotLocated: The table was altered, or its files are not Parquet files.
         """
         if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
-            raise NotLocated("the table was altered in the meantime")
+            raise NotLocated("the table was altered after the analysis")
         properties = opened.metadata.properties
         if properties.get(_FORMAT, "parquet").lower() != "parquet":
             raise NotLocated(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")

@@ -248,7 +248,7 @@ class TableStatements:
 
     async def close(self) -> None:
         """Kill all jobs."""
-        tasks = [known.task for known in self._statements.values()]
+        tasks = [statement.task for statement in self._statements.values()]
         self._statements.clear()
         for task in tasks:
             task.cancel()
@@ -291,7 +291,7 @@ class TableStatements:
         return {**answer, "columns": columns, "data": rows, "stats": _stats("FINISHED", statement.began_s)}
 
     def _check_room(self) -> None:
-        unended = sum(not known.task.done() for known in self._statements.values())
+        unended = sum(not statement.task.done() for statement in self._statements.values())
         if unended >= self._jobs_max * (1 + WAITING_MAX):
             message = "Too many statements that maintain tables wait at this proxy; try later"
             raise NotAllowed(_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))

@@ -1,8 +1,8 @@
-"""Walks Parquet's Thrift structures (compact protocol) without building them, and changes numbers in their bytes.
+"""Walks Parquet's Thrift structures (compact protocol) without building objects, and changes numbers in their bytes.
 
-A footer of thousands of column chunks is patched: only offsets and lengths get new bytes, and all else is copied,
-including fields of later Parquet versions. The bytes are untrusted: each read is within the data, the depth is
-bounded, and other bytes raise ValueError.
+A footer can describe thousands of column chunks. It is patched: only offsets and lengths get new bytes, and all other
+bytes are copied, including fields of later Parquet versions. The bytes are untrusted. So each read is checked to be
+within the data, the depth of nested structures is bounded, and invalid bytes raise ValueError.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -26,10 +26,10 @@ cdef enum:
     DEPTH_MAX = 64
     VARINT_MAX = 10
 
-# The columns of the table of chunks: START and END of the chunk, then (value, begin, end) of each field below. A field
-# that is absent has -1 as its begin.
+# The columns of the table of chunks: first START and END of the chunk, then (value, begin, end) of each field below. A
+# field that the chunk does not have has -1 as its begin.
 cdef enum:
-    # In the order of the bytes. These can be patched:
+    # In the order in which they stand in the bytes. These fields can be patched:
     FILE_OFFSET
     PATH
     PLAIN_BYTES
@@ -44,7 +44,7 @@ cdef enum:
     COLUMN_INDEX
     COLUMN_INDEX_LENGTH
     PATCHED
-    # These are read only:
+    # These fields are only read:
     TYPE = PATCHED
     CODEC
     VALUES
@@ -99,7 +99,7 @@ cdef inline int number(Cursor* c, int64_t* value) noexcept nogil:
 
 
 cdef inline int header(Cursor* c, int64_t* field, int* kind) noexcept nogil:
-    """0 at the end of a structure, 1 for a field, -1 on an error."""
+    """Read the header of a field. Returns 1 for a field, 0 at the end of a structure, and -1 on an error."""
     cdef uint8_t byte
     if c.at >= c.size:
         return fail(c, b"it ends within a structure")
@@ -190,7 +190,8 @@ cdef object broken(Cursor* c):
 
 
 cdef bint next_field(Cursor* c, int64_t* field, int* kind) except -1:
-    """False at the end of the structure. ValueError."""
+    """Read the header of the next field. Returns False at the end of the structure. Raises ValueError for invalid
+    bytes."""
     cdef int status = header(c, field, kind)
     if status < 0:
         raise broken(c)
@@ -198,14 +199,14 @@ cdef bint next_field(Cursor* c, int64_t* field, int* kind) except -1:
 
 
 cdef int step_over(Cursor* c, int kind, int depth) except -1:
-    """Skips a value. ValueError."""
+    """Skip a value of the type `kind`. Raises ValueError for invalid bytes."""
     if skip(c, kind, depth) < 0:
         raise broken(c)
     return 0
 
 
 cdef int64_t read_number(Cursor* c) except? -1:
-    """ValueError."""
+    """Read a number. Raises ValueError for invalid bytes."""
     cdef int64_t value = 0
     if number(c, &value) < 0:
         raise broken(c)
@@ -213,7 +214,8 @@ cdef int64_t read_number(Cursor* c) except? -1:
 
 
 cdef Py_ssize_t structures(Cursor* c, str what) except -1:
-    """Reads the header of a list of structures, and returns their number. ValueError for a list of another type."""
+    """Read the header of a list of structures, and return how many structures it has. Raises ValueError if the list has
+    items of another type."""
     cdef Py_ssize_t count, at = c.at
     cdef int kind = 0
     if list_header(c, &count, &kind) < 0:
@@ -224,7 +226,8 @@ cdef Py_ssize_t structures(Cursor* c, str what) except -1:
 
 
 def spans(const uint8_t[::1] data, Py_ssize_t at):
-    """The fields of the structure at `at` as (id, type, begin of the value, its end), and the structure's end."""
+    """Return the fields of the structure at `at` as (id, type, begin of the value, end of the value), and the end of
+    the structure."""
     cdef Cursor c = cursor_of(data, at)
     cdef int64_t field = 0
     cdef int kind = 0
@@ -238,7 +241,8 @@ def spans(const uint8_t[::1] data, Py_ssize_t at):
 
 
 def items(const uint8_t[::1] data, Py_ssize_t at):
-    """The positions of the structures in the list at `at`, and the end of the last."""
+    """Return where each structure of the list at `at` begins, and, as the last number, where the last structure
+    ends."""
     cdef Cursor c = cursor_of(data, at)
     cdef Py_ssize_t count = structures(&c, "structures"), i
     begins = []
@@ -256,7 +260,7 @@ cdef inline void note(int64_t* row, int field, int64_t value, Py_ssize_t begin, 
 
 
 cdef int take(Cursor* c, int64_t* row, int field, int kind) noexcept nogil:
-    """Reads a number that the table has a column for."""
+    """Read a number, and write it into the columns that the table has for `field`."""
     cdef int64_t value = 0
     cdef Py_ssize_t begin = c.at
     if kind != I32 and kind != I64 and kind != I16:
@@ -270,15 +274,16 @@ cdef int take(Cursor* c, int64_t* row, int field, int kind) noexcept nogil:
 
 
 cdef inline int check_items(Cursor* c, int kind, int items) noexcept nogil:
-    """-1 for a list of other items. Readers that know the schema ignore the type that a list states, and would read
-    other fields after it."""
+    """Return -1 if the list at the cursor has items of another type than `items`, and 0 otherwise. A reader that knows
+    the schema ignores the type that a list states. It would then read the bytes after the list as other fields than
+    this module does."""
     if kind == LIST and c.at < c.size and (c.data[c.at] >> 4) != 0 and (c.data[c.at] & 15) != items:
         return fail(c, b"a list has items of another type")
     return 0
 
 
 cdef int skip_lists(Cursor* c, int items, int depth) noexcept nogil:
-    """Skips a structure in which all lists are of `items`."""
+    """Skip a structure. Each list in it must have items of the type `items`."""
     cdef int64_t field = 0
     cdef int kind = 0, status
     while True:
@@ -290,7 +295,7 @@ cdef int skip_lists(Cursor* c, int items, int depth) noexcept nogil:
 
 
 cdef int read_metadata(Cursor* c, int64_t* row) noexcept nogil:
-    """ColumnMetaData."""
+    """Read a ColumnMetaData structure into the row of its chunk."""
     cdef int64_t field = 0
     cdef int kind = 0, status, column
     cdef Py_ssize_t begin
@@ -341,7 +346,7 @@ cdef int read_metadata(Cursor* c, int64_t* row) noexcept nogil:
 
 
 cdef int read_crypto(Cursor* c) noexcept nogil:
-    """Skips ColumnCryptoMetaData."""
+    """Skip a ColumnCryptoMetaData structure."""
     cdef int64_t field = 0
     cdef int kind = 0, status
     while True:
@@ -356,7 +361,7 @@ cdef int read_crypto(Cursor* c) noexcept nogil:
 
 
 cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
-    """ColumnChunk."""
+    """Read a ColumnChunk structure into its row of the table."""
     cdef int64_t field = 0
     cdef int kind = 0, status, column
     cdef Py_ssize_t begin
@@ -391,7 +396,7 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
             if read_metadata(c, row) < 0:
                 return -1
             continue
-        if field == 8 and kind == STRUCT:  # its structure for a column's own key has the path
+        if field == 8 and kind == STRUCT:  # this structure has the column's path if the column has a key of its own
             if read_crypto(c) < 0:
                 return -1
         elif skip(c, kind, 2) < 0:
@@ -410,7 +415,8 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
 
 
 def locate_chunks(const uint8_t[::1] data, Py_ssize_t at, int64_t[:, ::1] table):
-    """Fills the table, int64[n, WIDTH], with the column chunks of the list at `at`. ValueError for another number."""
+    """Fill the table, int64[n, WIDTH], with the column chunks of the list at `at`. Raises ValueError if the list does
+    not have n column chunks."""
     cdef Cursor c = cursor_of(data, at)
     cdef Py_ssize_t count, i
     if table.shape[1] != WIDTH:
@@ -435,8 +441,11 @@ cdef inline Py_ssize_t put(uint8_t* out, int64_t value) noexcept nogil:
 
 
 def patch_chunks(const uint8_t[::1] data, const int64_t[:, ::1] table, const int64_t[:, ::1] values, paths):
-    """The bytes of each chunk of the table with other numbers. `values`: int64[n, PATCHED_FIELDS]; absent fields stay
-    absent. `paths`: a list with the encoded path of each chunk, or None where it stays."""
+    """Return the bytes of each chunk of the table with other numbers.
+
+    `values`, int64[n, PATCHED_FIELDS], has the new numbers. A field that the chunk does not have is not added. `paths`
+    is a list with the new encoded path of each chunk, or None for a chunk that keeps its path.
+    """
     cdef Py_ssize_t i, at, n, begin, size
     cdef int field
     cdef const uint8_t* source = &data[0]
@@ -481,8 +490,8 @@ def patch_chunks(const uint8_t[::1] data, const int64_t[:, ::1] table, const int
 
 
 def shift_pages(const uint8_t[::1] data, int64_t begin, int64_t end, int64_t by):
-    """An OffsetIndex with all page offsets moved. ValueError if it is no OffsetIndex, or a page is outside of the
-    chunk's bytes [begin, end)."""
+    """Return the OffsetIndex in `data` with `by` added to all page offsets. Raises ValueError if `data` is no
+    OffsetIndex, or if a page is outside of the chunk's bytes [begin, end)."""
     cdef Cursor c = cursor_of(data, 0)
     cdef int64_t field = 0, inner_field, offset, packed
     cdef int kind = 0, inner = 0
@@ -514,8 +523,11 @@ def shift_pages(const uint8_t[::1] data, int64_t begin, int64_t end, int64_t by)
 
 
 def move_pages(const uint8_t[::1] data, const int64_t[:, ::1] pages):
-    """An OffsetIndex with other offsets and sizes. `pages`: int64[n, 3] with the old offset, the new offset and the new
-    size of each page of the chunk, ascending. ValueError if it is no OffsetIndex, or a page of it is not among them."""
+    """Return the OffsetIndex in `data` with other offsets and sizes of its pages.
+
+    `pages`, int64[n, 3], has the old offset, the new offset and the new size of each page of the chunk, in ascending
+    order. Raises ValueError if `data` is no OffsetIndex, or if `pages` lacks a page of it.
+    """
     cdef Cursor c = cursor_of(data, 0)
     cdef int64_t field = 0, inner_field, offset
     cdef int kind = 0, inner = 0
@@ -554,8 +566,9 @@ def move_pages(const uint8_t[::1] data, const int64_t[:, ::1] pages):
 
 
 def page_details(const uint8_t[::1] data):
-    """(end of the page header, page type, bytes in the file, number of values, CRC or None, bytes of the levels that
-    precede the values of a data page of version 2)."""
+    """Read the header of a page. Returns (end of the page header, page type, bytes in the file, number of values, CRC
+    or None, bytes of levels). The levels are the repetition and definition levels that precede the values of a data
+    page of version 2."""
     cdef Cursor c = cursor_of(data, 0)
     cdef int64_t field = 0, inner_field, value
     cdef int64_t kind_of_page = -1, packed = -1, values = 0, levels = 0
@@ -589,7 +602,8 @@ def page_details(const uint8_t[::1] data):
 
 
 def resized_header(const uint8_t[::1] data, int64_t packed, int64_t crc):
-    """A page header with another size of its page in the file, and another CRC if it has any."""
+    """Return the page header in `data` with `packed` as the size of its page in the file. If the header has a CRC,
+    `crc` replaces it."""
     cdef Cursor c = cursor_of(data, 0)
     cdef int64_t field = 0
     cdef int kind = 0
@@ -609,7 +623,7 @@ def resized_header(const uint8_t[::1] data, int64_t packed, int64_t crc):
 
 
 def page_at(const uint8_t[::1] data, Py_ssize_t at):
-    """(end of the page header at `at`, page type, inflated bytes, bytes in the file, number of values)."""
+    """Return (end of the page header at `at`, page type, inflated bytes, bytes in the file, number of values)."""
     cdef Cursor c = cursor_of(data, at)
     cdef int64_t field = 0, inner_field
     cdef int64_t kind_of_page = -1, plain = -1, packed = -1, values = 0

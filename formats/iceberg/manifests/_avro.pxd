@@ -1,6 +1,7 @@
-"""Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"): the values that need care, read within bounds.
+"""Reads Avro's binary encoding (Avro 1.12 specification, "Binary Encoding") within bounds: the values that need more
+than a copy.
 
-Each function moves the cursor only past what it has read, and returns FINE or what is wrong.
+Each function returns FINE, or the number of the error. It moves the cursor only past bytes that it has read.
 """
 
 from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint64_t
@@ -12,12 +13,12 @@ cdef enum:
 
 
 cdef inline int read_long(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    """A zig-zag varint; an error, or 0."""
+    """Read a number, which is encoded as a zig-zag varint. Returns FINE or an error."""
     cdef const uint8_t* p = at[0]
     cdef uint64_t value = 0
     cdef uint8_t byte
     cdef int shift = 0
-    if p < end and p[0] < 0x80:  # most are
+    if p < end and p[0] < 0x80:  # most numbers take one byte
         at[0] = p + 1
         out[0] = <int64_t>(p[0] >> 1) ^ -<int64_t>(p[0] & 1)
         return FINE
@@ -38,7 +39,7 @@ cdef inline int read_long(const uint8_t** at, const uint8_t* end, int64_t* out) 
 
 
 cdef inline int read_length(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    """The length of bytes that must follow."""
+    """Read the length of a value. Returns an error if fewer bytes than that follow."""
     cdef int error = read_long(at, end, out)
     if error != FINE:
         return error
@@ -50,12 +51,13 @@ cdef inline int read_length(const uint8_t** at, const uint8_t* end, int64_t* out
 
 
 cdef inline int read_count(const uint8_t** at, const uint8_t* end, int64_t least, int64_t* out) noexcept nogil:
-    """How many elements of at least `least` bytes the next block of an array or map has; 0 ends it."""
+    """Read how many elements the next block of an array or map has; 0 ends the array or map. An element takes at least
+    `least` bytes."""
     cdef int64_t size
     cdef int error = read_long(at, end, out)
     if error != FINE:
         return error
-    if out[0] < 0:  # then the block's size follows, for readers that skip it; the elements themselves are believed
+    if out[0] < 0:  # then the block's size follows, which only readers that skip the block need
         if out[0] == INT64_MIN:
             return TOO_LONG
         out[0] = -out[0]
@@ -68,7 +70,8 @@ cdef inline int read_count(const uint8_t** at, const uint8_t* end, int64_t least
 
 
 cdef inline bint is_utf8(const uint8_t* p, int64_t size) noexcept nogil:
-    """Well-formed UTF-8 (Unicode 16, table 3-7): no overlong forms, no surrogates, nothing past U+10FFFF."""
+    """Return whether the bytes are well-formed UTF-8 (Unicode 16, table 3-7): no overlong forms, no surrogates, nothing
+    past U+10FFFF."""
     cdef const uint8_t* end = p + size
     cdef uint64_t word
     cdef uint8_t lead, low, high

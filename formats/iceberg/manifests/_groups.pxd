@@ -1,7 +1,7 @@
-"""The repeated values of all rows: growing buffers, sorted by column at the end.
+"""Growing buffers for the repeated values of all rows, which are sorted by column at the end.
 
-An element takes at least a byte of the file, so the file bounds the buffers. Column ids are numbered as *slots* in the
-order of their first occurrence, with one numbering for all maps of a file.
+An element takes at least a byte of the file, so the size of the file bounds the buffers. Column ids are numbered as
+*slots* in the order in which they first occur. All maps of a file share one numbering.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
@@ -13,28 +13,28 @@ from seamark.formats.iceberg.manifests._memory cimport retake
 
 cdef enum:
     COLUMNS_MAX = 1 << 17  # distinct column ids in one file
-    PROBES_MAX = 256  # far more than ids that were not chosen to collide ever need in a table a quarter full
-    SCRATCH_MAX = 4  # fields of a group's element
+    PROBES_MAX = 256  # in a table that is a quarter full, no ids need so many probes unless they were chosen to collide
+    SCRATCH_MAX = 4  # the most fields of a group's element
 
 ctypedef struct Group:
-    bint by_column  # a map by column id, else a list of elements
-    int32_t first  # its scratch columns, as many as width: an element while it is read
+    bint by_column  # whether the group is a map by column id; otherwise it is a list of elements
+    int32_t first  # the first of its `width` scratch columns, which hold an element while it is read
     int32_t width
-    int32_t counts  # the column that takes each row's number of elements; -1: none does
-    bint texts[SCRATCH_MAX]  # the fields that have lengths
-    int32_t guess  # the slot that the last row's first key had
+    int32_t counts  # the column that gets each row's number of elements, or -1 if no column does
+    bint texts[SCRATCH_MAX]  # whether each field is a text, which has a length
+    int32_t guess  # the slot of the first key of the last row
     int64_t used
     int64_t room
-    int64_t* starts  # where each row's elements begin
+    int64_t* starts  # the place of each row's first element
     int32_t* slots
-    int64_t* values[SCRATCH_MAX]  # a map's keys are in slots, and its values in values[1]
+    int64_t* values[SCRATCH_MAX]  # a map has its keys in `slots`, and its values in values[1]
     int32_t* lengths[SCRATCH_MAX]
 
 ctypedef struct Slots:
-    int32_t* ids  # column id by slot
+    int32_t* ids  # the column id of each slot
     int32_t used
     int32_t room
-    int32_t* table  # open addressing over slots, -1 where free
+    int32_t* table  # a hash table of slots with open addressing; -1 marks a free place
     uint32_t mask
 
 
@@ -43,7 +43,7 @@ cdef inline void* resized(void* array, Group* group, int64_t room, size_t width)
 
 
 cdef inline int grow(Group* group, int64_t room) noexcept nogil:
-    """Room for so many elements, more than before; 0, or -1 when there is no memory."""
+    """Make room for `room` elements, which is more than before. Returns 0, or -1 when there is no memory."""
     cdef void* moved
     cdef int i
     if group.by_column:
@@ -74,7 +74,8 @@ cdef inline uint32_t home(const Slots* slots, int32_t id) noexcept nogil:
 
 
 cdef inline int rehash(Slots* slots) noexcept nogil:
-    """Twice the slots, in a table that is a quarter full at most; 0, or -1 when there is no memory."""
+    """Double the number of slots, and build a table that is at most a quarter full. Returns 0, or -1 when there is no
+    memory."""
     cdef int32_t room = 2 * slots.room if slots.room else 64
     cdef uint32_t at
     cdef int32_t i
@@ -99,7 +100,7 @@ cdef inline int rehash(Slots* slots) noexcept nogil:
 
 
 cdef inline int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil:
-    """The slot of a column id, a new slot when it is met first."""
+    """Look up the slot of a column id. An id that has no slot yet gets a new slot."""
     cdef uint32_t at
     cdef int probes
     if slots.used == slots.room and rehash(slots) < 0:
@@ -124,7 +125,8 @@ cdef inline int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil
 
 
 cdef inline int slot_of(Slots* slots, int64_t key, int32_t* slot) noexcept nogil:
-    """The slot of a map's key. `slot` is tried first: writers repeat the order of their columns."""
+    """Look up the slot of a map's key. The slot that `slot` holds is tried first, because writers repeat the order of
+    their columns."""
     if slot[0] < slots.used and slots.ids[slot[0]] == key:
         return FINE
     if not INT32_MIN <= key <= INT32_MAX:
@@ -135,7 +137,7 @@ cdef inline int slot_of(Slots* slots, int64_t key, int32_t* slot) noexcept nogil
 cdef inline int append_by_column(
     Slots* slots, Group* group, int64_t key, int64_t value, int32_t length, int32_t* guess
 ) noexcept nogil:
-    """One entry of a map by column id."""
+    """Append one entry of a map by column id."""
     cdef int error = slot_of(slots, key, guess)
     if error != FINE:
         return error
@@ -154,10 +156,12 @@ cdef inline void scatter(
     Group* group, int64_t live, int32_t slots, int64_t* begins, int64_t* ends,
     int32_t* rows, int64_t* values, int32_t* lengths,
 ) noexcept nogil:
-    """Order a map's entries of `live` rows by column, and by row within one, by counting.
+    """Order the entries of a map, which are those of `live` rows, by column and then by row. The order is made by
+    counting.
 
-    Column s gets [begins[s], ends[s]) of `rows`, `values` and `lengths` (NULL when the values are numbers). `ends` is
-    zeroed before. A column that one row names twice keeps the last value, as a map would.
+    The entries of the column with slot s are written to [begins[s], ends[s]) of `rows`, `values` and `lengths`.
+    `lengths` is NULL when the values are numbers. `ends` has only zeros before the call. If one row names a column
+    twice, the last value counts, as in a map.
     """
     cdef int64_t i, row, end, to, total = 0
     cdef int32_t slot
@@ -182,8 +186,8 @@ cdef inline void scatter(
 
 
 cdef inline int64_t row_width(const Group* group, int64_t live, int64_t* met) noexcept nogil:
-    """How many columns each of `live` rows names, when all name the same columns, each once, in one order; else 0.
-    `met` has a zero for each slot."""
+    """Return how many columns each of `live` rows names, if all rows name the same columns in the same order, and each
+    column once. Returns 0 otherwise. `met` has a zero for each slot."""
     cdef int64_t width, i
     if live == 0 or group.used % live:
         return 0
@@ -201,10 +205,10 @@ cdef inline int64_t row_width(const Group* group, int64_t live, int64_t* met) no
 cdef inline void transpose(
     const Group* group, int64_t live, int64_t width, int64_t* values, int32_t* lengths
 ) noexcept nogil:
-    """As `scatter` where each row names the same columns: by the order of their columns in a row. `lengths` is NULL
-    when the values are numbers."""
+    """Do the work of `scatter` for rows that all name the same columns. The columns are written in the order in which a
+    row names them. `lengths` is NULL when the values are numbers."""
     cdef int64_t first, last, column, row
-    for first in range(0, live, 64):  # so many rows as stay in the cache while all columns are taken from them
+    for first in range(0, live, 64):  # so many rows stay in the cache while the values of all columns are copied
         last = min(first + 64, live)
         for column in range(width):
             for row in range(first, last):

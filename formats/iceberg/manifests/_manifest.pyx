@@ -1,13 +1,14 @@
 """Decodes Avro rows into columns: runs a *program* over inflated blocks, without the GIL.
 
-`avro_schema.py` compiles a writer's schema to a program: a tree of nodes, one per Avro value. A requested leaf names
-the column that it is written to; all other values are skipped. Rows are written directly into arrays. Repeated values
-of a row (counts and bounds of columns, split offsets, partition summaries) are written into *groups*: growing buffers,
-which for maps by column id are sorted by column at the end, by counting.
+`avro_schema.py` compiles a writer's schema to a program: a tree of nodes, one for each value of the Avro schema. A leaf
+that the caller requests names the column that its values are written to. All other values are skipped. Rows are written
+directly into arrays. Repeated values of a row (counts and bounds of columns, split offsets, partition summaries) are
+appended to *groups*, which are growing buffers. A group that holds maps by column id is sorted by column at the end, by
+counting.
 
-The rule: no byte is read beyond the data, and no loop or allocation is larger than the remaining bytes justify. A value
-without bytes (Avro's null, and records of nulls) has no node, so a program takes time linear in the bytes that it
-reads, for any counts that they claim.
+No byte is read beyond the data, and no loop or allocation is larger than the remaining bytes justify. A value that
+takes no bytes (Avro's null, and a record of nulls) has no node. So the time of a program is linear in the bytes that it
+reads, whatever counts the bytes claim.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t
@@ -28,7 +29,7 @@ import numpy as np
 from seamark.formats.runtime.errors import Corrupt
 
 MISSING = -(2**63)
-"""Represents null in columns of int64, and columns that a writer's schema does not have."""
+"""Represents null in columns of int64, and each value of a column that the writer's schema does not have."""
 
 cdef enum:
     OP_NULL, OP_BOOLEAN, OP_INT, OP_LONG, OP_FLOAT, OP_DOUBLE, OP_BYTES, OP_STRING, OP_FIXED, OP_ENUM
@@ -58,19 +59,19 @@ MESSAGES = {
 
 cdef enum:
     DELETED = 2  # Iceberg spec, manifest entry's status
-    ROW_RATIO_MAX = 64  # bytes of columns for each byte decoded
+    ROW_RATIO_MAX = 64  # the most bytes of columns for each decoded byte
 
 ctypedef struct Node:
     int32_t op
-    int32_t slot  # the column written to, or the group appended to; -1 when the value is stepped over
-    int64_t size  # fixed: bytes; enum: symbols; array and map: fewest bytes of an element
-    int32_t first  # children: kids[first : first + count]
+    int32_t slot  # the column or the group that gets the value; -1 when the value is skipped
+    int64_t size  # fixed: its bytes; enum: its number of symbols; array and map: the fewest bytes of an element
+    int32_t first  # its children are kids[first : first + count]
     int32_t count
 
 ctypedef struct Column:
-    int64_t* values  # a number, a double's bits, or where a text begins; NULL in columns of counts
-    int32_t* lengths  # of a text; -1 when null. NULL in columns of numbers
-    int64_t step  # 0 for a scratch column, which has one row only
+    int64_t* values  # a number, the bits of a double, or where a text begins; NULL in columns of counts
+    int32_t* lengths  # the length of a text, or -1 for null; NULL in columns of numbers
+    int64_t step  # 0 for a scratch column, which has only one row
 
 ctypedef struct State:
     const Node* nodes
@@ -89,7 +90,7 @@ ctypedef struct State:
 
 
 cdef inline int fail(State* state, int error, int32_t node) noexcept nogil:
-    if state.error == FINE:  # the innermost value names the fault
+    if state.error == FINE:  # the innermost value that failed describes the error
         state.error = error
         state.node = node
     return -1
@@ -103,9 +104,11 @@ cdef inline void write_null(Column* column, int64_t row) noexcept nogil:
 
 
 cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
-    """A map by column id as all known writers lay it out: an array of records of a plain key and a plain value.
+    """Read a map by column id in the layout that all known writers use: an array of records with a plain key and a
+    plain value.
 
-    Most of a manifest is this, so what changes with each entry is kept in locals."""
+    Such maps are most of a manifest. So the variables that change with each entry are kept in locals.
+    """
     cdef const Node* node = &state.nodes[index]
     cdef Group* group = &state.groups[node.slot]
     cdef const uint8_t* at = state.at
@@ -121,7 +124,7 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
             return fail(state, error, index)
         if count == 0:
             break
-        if count > group.room - used:  # at most half as many as bytes follow
+        if count > group.room - used:  # `count` is at most half of the bytes that follow
             group.used = used
             if grow(group, max(2 * group.room, used + count + 1024)) < 0:
                 return fail(state, OUT_OF_MEMORY, index)
@@ -172,7 +175,7 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
             return fail(state, error, index)
         if count == 0:
             break
-        if item < 0:  # elements of no width, however many
+        if item < 0:  # any number of elements that take no bytes
             continue
         while count > 0:
             count -= 1
@@ -184,7 +187,7 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
                 if scratch[0].values[0] == INT64_MIN:
                     return fail(state, NULL_ELEMENT, index)
                 if (group.texts[1] and scratch[1].lengths[0] < 0) or scratch[1].values[0] == INT64_MIN:
-                    continue  # a column whose value is null has none
+                    continue  # a column whose value is null has no entry
                 error = append_by_column(
                     &state.slots, group, scratch[0].values[0], scratch[1].values[0],
                     scratch[1].lengths[0] if group.texts[1] else 0, &slot,
@@ -207,7 +210,7 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
 
 
 cdef int skip_map(State* state, int32_t index) noexcept nogil:
-    """An Avro map, whose keys are strings: nothing that is wanted is one."""
+    """Skip an Avro map, whose keys are strings. No value that a caller requests is such a map."""
     cdef const Node* node = &state.nodes[index]
     cdef int64_t count, length
     cdef int error
@@ -228,7 +231,8 @@ cdef int skip_map(State* state, int32_t index) noexcept nogil:
 
 
 cdef int run(State* state, int32_t index) noexcept nogil:
-    """Read one value of the node at `index`; 0, or -1 with the state's error set. Schemas bound the recursion."""
+    """Read one value of the node at `index`. Returns 0, or -1 with the state's error set. The depth of the schema
+    bounds the recursion."""
     cdef const Node* node = &state.nodes[index]
     cdef Column* column = NULL
     cdef int64_t value = 0
@@ -249,7 +253,7 @@ cdef int run(State* state, int32_t index) noexcept nogil:
         if not 0 <= value < node.count:
             return fail(state, BAD_UNION, index)
         return run(state, state.kids[node.first + value])
-    if op == OP_NULL:  # of a union: its kids are the columns that the other branch would have written
+    if op == OP_NULL:  # in a union: its kids are the columns that the other branch would have written
         for i in range(node.first, node.first + node.count):
             write_null(&state.columns[state.kids[i]], state.row)
         return 0
@@ -288,7 +292,7 @@ cdef int run(State* state, int32_t index) noexcept nogil:
             column.lengths[state.row * column.step] = <int32_t>value
         state.at += value
         return 0
-    if state.end - state.at < node.size:  # the others have a width
+    if state.end - state.at < node.size:  # all other types have a fixed width
         return fail(state, TRUNCATED, index)
     if op == OP_BOOLEAN:
         if state.at[0] > 1:
@@ -316,7 +320,8 @@ cdef int run(State* state, int32_t index) noexcept nogil:
 cdef int run_rows(
     State* state, int32_t root, int32_t status, const int64_t* edges, const int64_t* counts, int64_t blocks
 ) noexcept nogil:
-    """All rows of all blocks; rows whose column `status` is DELETED are overwritten by the next."""
+    """Read all rows of all blocks. A row whose column `status` is DELETED is overwritten by the next row. Returns 0, or
+    -1 with the state's error set."""
     cdef int64_t block, i
     cdef int32_t g
     for block in range(blocks):
@@ -339,13 +344,13 @@ cdef int run_rows(
 
 
 cdef class Program:
-    """An Avro schema made ready to run; immutable, for any number of threads at once.
+    """An Avro schema compiled to a program. It is immutable, so any number of threads can run it at once.
 
-    nodes    (op, slot, size, children) each, children before parents; the last is the row
-    names    for each node the field it belongs to, for messages
-    columns  "long", "text" or "count" each; scratch columns begin with "scratch "
-    groups   (by column id, first scratch column, width, column of counts or -1) each
-    status   the column whose DELETED drops a row, -1 for none
+    nodes    (op, slot, size, children) each; children precede their parents, and the last node is the row
+    names    for each node the name of its field, for messages
+    columns  "long", "text" or "count" each; the kinds of scratch columns begin with "scratch "
+    groups   (whether by column id, first scratch column, width, column of counts or -1) each
+    status   the column in which DELETED drops the row, or -1 if there is no such column
     least    the fewest bytes that a row takes, at least 1
     """
 
@@ -354,8 +359,8 @@ cdef class Program:
     cdef readonly tuple names, columns, groups
     cdef readonly int32_t status
     cdef readonly int64_t least
-    cdef int64_t width  # bytes of a row's columns
-    cdef int64_t* expected  # for each group, elements in 1024 rows of the last run
+    cdef int64_t width  # how many bytes a row of all columns takes
+    cdef int64_t* expected  # for each group, how many elements 1,024 rows had in the last run
     cdef int32_t root
 
     def __cinit__(self, list nodes, names, columns, groups, int32_t status, int64_t least):
@@ -391,12 +396,12 @@ cdef class Program:
 
 
 cdef object array_of(Memory memory, int64_t offset, object dtype, int64_t count):
-    """A numpy array that keeps its memory."""
+    """Return a numpy array over the bytes of `memory` from `offset` on. The array keeps the memory alive."""
     return np.frombuffer(memory, dtype, count, offset) if count else np.empty(0, dtype)
 
 
 cdef class Run:
-    """One run's memory; what is not numpy's goes back when the run is over."""
+    """The memory of one run of a program. Memory that no numpy array uses is freed at the end of the run."""
 
     cdef State state
     cdef int64_t scratch[64]
@@ -404,7 +409,7 @@ cdef class Run:
     cdef list arrays
 
     def __cinit__(self, Program program, int64_t rows, int64_t elements_max):
-        """For `rows` rows at most, and `elements_max` elements in each group."""
+        """Allocate memory for at most `rows` rows, and at most `elements_max` elements in each group."""
         cdef State* state = &self.state
         cdef int i, k, used = 0
         state.nodes = program.nodes
@@ -469,7 +474,8 @@ cdef class Run:
         free(self.state.slots.table)
 
     cdef dict by_column(self, Group* group):
-        """A group as {column id: (rows, values)}, or (rows, starts, lengths) for bounds; slices of one array each."""
+        """Return the entries of a group as {column id: (rows, values)}, or as {column id: (rows, starts, lengths)} for
+        bounds. The arrays of all columns are slices of one array each."""
         cdef bint bounds = group.texts[1]
         cdef int32_t slots = self.state.slots.used
         cdef int32_t slot
@@ -514,7 +520,7 @@ cdef class Run:
         return found
 
     cdef list elements(self, Group* group):
-        """A group as (values, lengths) for each field of its elements."""
+        """Return the elements of a group as (values, lengths) for each field of the elements."""
         cdef list found = []
         cdef int64_t[::1] values
         cdef int32_t[::1] lengths
@@ -541,8 +547,9 @@ def execute(
 ):
     """Decode the rows of all blocks: block i is heap[edges[i]:edges[i + 1]] and claims counts[i] rows.
 
-    Returns (rows, columns, groups): for each column (int64 values | None, int32 lengths | None), for each group by
-    column id a dict, for each other the arrays of its elements' fields. Raises Corrupt naming `location`.
+    Returns (number of rows, columns, groups). `columns` has (int64 values | None, int32 lengths | None) for each
+    column. `groups` has a dict for each group by column id, and the arrays of the elements' fields for each other
+    group. Raises Corrupt, which names `location`.
     """
     cdef int64_t blocks = counts.shape[0], rows = 0, i
     if heap.shape[0] > INT32_MAX:
@@ -555,10 +562,11 @@ def execute(
         if counts[i] > (edges[i + 1] - edges[i]) // program.least:
             raise Corrupt(f"{location}: block {i} {MESSAGES[TOO_MANY_ROWS]}: {counts[i]} in {edges[i + 1] - edges[i]}")
         rows += counts[i]
-    # Each column takes a byte of its row, unless a record that holds many is null; no real row has a null record.
+    # Each column takes at least a byte of its row, unless a record of many columns is null. No real row has such a
+    # record.
     if rows * program.width > ROW_RATIO_MAX * heap.shape[0]:
         raise Corrupt(f"{location}: {MESSAGES[TOO_MANY_ROWS]}: {rows} in {heap.shape[0]}")
-    cdef Run machine = Run(program, rows, heap.shape[0])  # each element takes a byte at least
+    cdef Run machine = Run(program, rows, heap.shape[0])  # each element takes at least a byte
     cdef State* state = &machine.state
     cdef int failed = 0
     if blocks:

@@ -1,4 +1,4 @@
-"""Memory for what lives only while a manifest is decoded and packed; `_memory.pyx` says how it is reused."""
+"""Memory that is only needed while a manifest is decoded and packed; `_memory.pyx` describes how it is reused."""
 
 from libc.stdint cimport uint8_t
 

@@ -1,11 +1,11 @@
-"""A pool of memory for the decoding and packing of manifests: freed memory is used again.
+"""A pool of memory for the decoding and packing of manifests, which reuses freed memory.
 
-A manifest of a thousand entries takes some megabytes for a few milliseconds. From malloc these are new pages each time,
-which the kernel creates in a third of the time that it takes to fill them. The pool keeps up to KEPT_MAX freed bytes.
-Larger pieces are on huge pages, where the kernel has them: one fault instead of 512.
+A manifest of a thousand entries takes some megabytes for a few milliseconds. Memory from malloc would have new pages
+each time, which the kernel creates in a third of the time that it takes to fill them. The pool keeps up to KEPT_MAX
+freed bytes. Larger pieces are on huge pages if the kernel has them, which costs one page fault instead of 512.
 
-The rule: contents are arbitrary, so an owner writes before it reads. Under the address sanitizer nothing is kept, so
-that it sees every access past an end.
+The contents of memory from the pool are arbitrary, so its owner writes before it reads. Under the address sanitizer the
+pool keeps no memory, so that the sanitizer sees every access past the end of a piece.
 """
 
 from libc.stdint cimport uint8_t
@@ -54,7 +54,7 @@ cdef extern from *:
     void seamark_unlock() nogil
 
 cdef enum:
-    CLASS_FIRST = 15  # 32 KiB; malloc itself keeps what is smaller
+    CLASS_FIRST = 15  # 32 KiB; malloc itself keeps smaller pieces
     CLASSES = 8  # up to 4 MiB
     EACH_MAX = 64
     KEPT_MAX = 32 << 20
@@ -65,7 +65,8 @@ cdef size_t kept_bytes = 0
 
 
 cdef int class_of(size_t size) noexcept nogil:
-    """The smallest power of two that holds `size`, counted from CLASS_FIRST; -1 for sizes of which none is kept."""
+    """Return the size class of `size` bytes: the smallest power of two that is at least `size`, counted from
+    CLASS_FIRST. Returns -1 for sizes that the pool does not keep."""
     cdef int number = 0
     if not SEAMARK_RECYCLES or size <= <size_t>1 << (CLASS_FIRST - 1):
         return -1
@@ -77,7 +78,7 @@ cdef int class_of(size_t size) noexcept nogil:
 
 
 cdef void* take(size_t size) noexcept nogil:
-    """At least `size` bytes, aligned to 16; NULL when there is no memory."""
+    """Return at least `size` bytes, aligned to 16, or NULL when there is no memory."""
     global kept_bytes
     cdef int number = class_of(size)
     cdef void* memory = NULL
@@ -93,7 +94,7 @@ cdef void* take(size_t size) noexcept nogil:
 
 
 cdef void give(void* memory, size_t size) noexcept nogil:
-    """Back from `take(size)`; NULL is nothing."""
+    """Give back memory that `take(size)` returned. NULL is ignored."""
     global kept_bytes
     cdef int number = class_of(size)
     cdef size_t room
@@ -112,8 +113,8 @@ cdef void give(void* memory, size_t size) noexcept nogil:
 
 
 cdef void* retake(void* memory, size_t used, size_t size, size_t larger) noexcept nogil:
-    """`take(larger)` with the first `used` bytes of `memory`, which was `take(size)` and is given back. NULL when there
-    is no memory; then `memory` is still there."""
+    """Replace memory that `take(size)` returned by `take(larger)`, and copy its first `used` bytes. Returns NULL when
+    there is no memory; then `memory` is still valid."""
     cdef void* moved = take(larger)
     if moved != NULL:
         if used:
@@ -123,7 +124,8 @@ cdef void* retake(void* memory, size_t used, size_t size, size_t larger) noexcep
 
 
 cdef class Memory:
-    """A writable buffer of `size` bytes, freed with its last view. MemoryError."""
+    """A writable buffer of `size` bytes, which is freed with the last view of it. Raises MemoryError when there is no
+    memory."""
 
     def __cinit__(self, size_t size):
         self.size = self.taken = size
@@ -153,7 +155,8 @@ cdef class Memory:
 
 
 cdef Memory adopted(void* memory, size_t taken, size_t size):
-    """The first `size` bytes of what was `take(taken)`, which it frees; the caller must not."""
+    """Return a Memory of the first `size` bytes of `memory`, which `take(taken)` returned. The Memory frees it, so the
+    caller must not."""
     cdef Memory found = Memory(0)
     give(found.data, 0)
     found.data = <uint8_t*>memory

@@ -1,7 +1,8 @@
-"""Kernels of the bitmap index: ranks of values, slices of ranks, and predicates on slices; all loops run without the GIL.
+"""Kernels of the bitmap index: ranks of values, slices of ranks, and predicates on slices. All loops run without the
+GIL.
 
-*Bits* are uint64[ceil(rows / 64)], row r in bit r % 64 of word r // 64, the rest zero. A *slice* i holds bit i of every
-row's rank. Machines are little-endian, as all that we run on are.
+*Bits* are uint64[ceil(rows / 64)]: row r is bit r % 64 of word r // 64, and the other bits are zero. A *slice* i holds
+bit i of every row's rank. Machines must be little-endian.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -99,7 +100,7 @@ cdef enum:
 # ---- ranks of codes ----
 
 def extent(const uint64_t[::1] codes):
-    """(least, most, whether they ascend) of uint64[n], n > 0."""
+    """Return (least code, greatest code, whether the codes ascend) of at least one code."""
     cdef Py_ssize_t i, n = codes.shape[0]
     cdef uint64_t low = codes[0], high = codes[0]
     cdef bint ascending = True
@@ -115,7 +116,7 @@ def extent(const uint64_t[::1] codes):
 
 
 def rank_ascending(const uint64_t[::1] codes):
-    """(distinct uint64[d] ascending, ranks uint32[n]) of codes that ascend, n > 0."""
+    """Return (distinct uint64[d] ascending, ranks uint32[n]) of at least one code. The codes must ascend."""
     cdef Py_ssize_t i, n = codes.shape[0]
     cdef uint32_t rank = 0
     found, which = np.empty(n, dtype=np.uint64), np.empty(n, dtype=np.uint32)
@@ -132,7 +133,8 @@ def rank_ascending(const uint64_t[::1] codes):
 
 
 def rank_span(const uint64_t[::1] codes, uint64_t low, uint64_t span):
-    """As `rank_ascending`, of codes in any order from `low` to `low + span`, by a table of all codes between."""
+    """Return the same as `rank_ascending` for codes in any order. The codes are from `low` to `low + span`, and a table
+    has an entry for each number in between."""
     cdef Py_ssize_t i, n = codes.shape[0]
     cdef uint64_t at
     cdef uint32_t rank = 0
@@ -154,7 +156,8 @@ def rank_span(const uint64_t[::1] codes, uint64_t low, uint64_t span):
 
 
 def number_codes(const uint64_t[::1] codes, int bits):
-    """(codes uint64[d] in the order they are first seen, the number of each row's uint32[n]); None past 2^(bits - 1)."""
+    """Return (codes uint64[d] in the order of their first occurrence, number of each row's code uint32[n]). Returns
+    None if there are more than 2^(bits - 1) distinct codes."""
     cdef Py_ssize_t i, n = codes.shape[0]
     cdef uint64_t mask = (<uint64_t>1 << bits) - 1, code, at, last = 0
     cdef uint32_t count = 0, number = EMPTY, most = <uint32_t>1 << (bits - 1)
@@ -192,8 +195,8 @@ cdef struct Numbered:
 
 
 def rank_sorting(const uint64_t[::1] codes, uint64_t low, uint64_t span):
-    """As `rank_span`, by a radix sort of 8 bits a pass, as many passes as the span has: the ends of 256 runs stay in
-    the processor's cache, those of more do not."""
+    """Return the same as `rank_span`, by a radix sort of 8 bits in each pass, with as many passes as the span needs.
+    The ends of 256 runs stay in the processor's cache; the ends of more runs would not."""
     cdef Py_ssize_t i, n = codes.shape[0]
     cdef int shift, bits = seamark_length(span)
     cdef int64_t total, count
@@ -240,7 +243,7 @@ def rank_sorting(const uint64_t[::1] codes, uint64_t low, uint64_t span):
 # ---- ranks of bytes ----
 
 def number_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8_t[::1] heap):
-    """(rows int64[d] that hold each distinct value first, the number of each row's value uint32[n])."""
+    """Return (rows int64[d] that hold each distinct value first, number of each row's value uint32[n])."""
     cdef Py_ssize_t i, n = begins.shape[0]
     cdef uint64_t mask = 4095, at, mixed, size
     cdef int64_t length
@@ -321,7 +324,8 @@ cdef inline bint _before(const Entry *one, const Entry *other, const uint8_t *ba
 
 
 def order_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8_t[::1] heap):
-    """uint32[d]: the values in ascending order; they are distinct. A merge sort on 8 bytes behind what all share."""
+    """Return uint32[d]: the places of the distinct values in ascending order of the values. The function is a merge
+    sort on the 8 bytes after the prefix that all values share."""
     cdef Py_ssize_t i, d = begins.shape[0]
     found = np.arange(d, dtype=np.uint32)
     if d < 2:
@@ -376,7 +380,7 @@ def order_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8_
 
 
 def gather_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8_t[::1] heap):
-    """(starts int64[d + 1], heap uint8[]): the values one after the other."""
+    """Return the values one after the other, as (starts int64[d + 1], heap uint8[])."""
     cdef Py_ssize_t i, d = begins.shape[0]
     spots = np.zeros(d + 1, dtype=np.int64)
     np.cumsum(np.subtract(ends, begins), out=spots[1:])
@@ -393,7 +397,7 @@ def gather_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8
 # ---- slices ----
 
 def changes(const uint32_t[::1] ranks):
-    """How often a row's rank is not that of the row before it."""
+    """Return how many rows have another rank than the row before them."""
     cdef uint64_t found = 0
     with nogil:
         if ranks.shape[0]:
@@ -402,7 +406,7 @@ def changes(const uint32_t[::1] ranks):
 
 
 def slice_ranks(const uint32_t[::1] ranks, int count):
-    """uint64[count, ceil(n / 64)]: bit i of each row's rank, packed."""
+    """Return uint64[count, ceil(n / 64)]: slice i has bit i of each row's rank."""
     cdef Py_ssize_t n = ranks.shape[0], words = (n + 63) // 64, group, whole = n // 8
     cdef int plane, k, planes = (count + 7) // 8
     cdef uint64_t x
@@ -428,7 +432,7 @@ def slice_ranks(const uint32_t[::1] ranks, int count):
 
 
 def split_ranks(const uint32_t[::1] ranks, int count):
-    """uint64[count, ceil(n / 64)]: of each rank below `count` the rows that have it."""
+    """Return uint64[count, ceil(n / 64)]: for each rank below `count`, the Bits of the rows that have this rank."""
     cdef Py_ssize_t i, n = ranks.shape[0]
     rows = np.zeros((count, (n + 63) // 64), dtype=np.uint64)
     cdef uint64_t[:, ::1] out = rows
@@ -444,11 +448,12 @@ memset(NONE, 0, sizeof(NONE))
 memset(EVERY, 0xFF, sizeof(EVERY))
 
 SLICES_BYTES = 16 * SLICES_MAX
-"""Of one `Slices`, beside what it was made of."""
+"""The bytes that one `Slices` takes, without the slices themselves."""
 
 
 cdef class Slices:
-    """Slices of ranks in memory, lowest first: uint64[words] each, or a bool where all bits are the same."""
+    """Slices of ranks in memory, from the lowest bit on. A slice is uint64[words], or a bool if all its bits are the
+    same."""
 
     def __cinit__(self, list slices, Py_ssize_t rows):
         cdef const uint64_t[::1] view
@@ -470,11 +475,13 @@ cdef class Slices:
             self.starts[i] = &view[0] if self.words else &NONE[0]
 
     def where(self, const uint64_t[::1] cuts, const uint64_t[::1] points, bint every):
-        """Bits of the rows whose rank is one of `points`, or less than an odd number of `cuts`, or than an even number
-        if `every`; points and what the cuts enclose are disjoint. Cuts are above 0; both are below 2^slices.
+        """Return Bits of the rows with a matching rank. A rank matches if it is one of `points`, or if it is less than
+        an odd number of `cuts`; if `every`, than an even number. Cuts are above 0, and cuts and points are below
+        2^slices. No point may match by the cuts, too.
 
-        So [a, b) is the cuts a and b. Every slice is read once: in blocks that stay in the processor's cache while
-        each bound is compared (O'Neil and Quass, "Improved Query Performance with Variant Indexes", 1997, algorithm 4.3).
+        So the range [a, b) is given as the cuts a and b. Every slice is read only once, in blocks that stay in the
+        processor's cache while each bound is compared (O'Neil and Quass, "Improved Query Performance with Variant
+        Indexes", 1997, algorithm 4.3).
         """
         cdef Py_ssize_t start = 0, i
         cdef int words, k
@@ -496,7 +503,8 @@ cdef class Slices:
         return found
 
     def where_listed(self, const uint64_t[::1] begins, const uint64_t[::1] ends):
-        """Bits of the rows whose rank is in a range [begin, end): each row's rank is put together once, and looked up."""
+        """Return Bits of the rows whose rank is in one of the ranges [begin, end). Each row's rank is assembled once,
+        and looked up in a table."""
         cdef Py_ssize_t word, byte, i
         cdef int k, plane, planes = (self.count + 7) // 8, group, top
         cdef uint64_t x, bits, last = <uint64_t>1 << self.count
@@ -533,9 +541,10 @@ cdef class Slices:
         return found
 
     def where_marked(self, const uint8_t[::1] marks, const uint64_t[::1] among):
-        """Bits of the rows in `among` whose rank's byte in `marks` is 1. ValueError where a rank may be beyond them.
+        """Return Bits of the rows in `among` whose rank has a 1 in `marks`. Raises ValueError if a rank is beyond
+        `marks`.
 
-        A word of `among` with few rows costs only these rows: the rank of each is assembled separately.
+        If a word of `among` has few rows, only the ranks of these rows are assembled.
         """
         cdef Py_ssize_t word, byte
         cdef int k, plane, planes = (self.count + 7) // 8, group, top
@@ -595,7 +604,7 @@ cdef class Slices:
 # ---- codes that lie close together ----
 
 def table_of(const uint64_t[::1] codes, uint64_t low, uint64_t span):
-    """uint64[]: bit i is set where low + i is among the codes, all of which are in [low, low + span)."""
+    """Return a table as uint64[]: bit i is set if low + i is one of the codes. All codes are in [low, low + span)."""
     cdef Py_ssize_t i
     cdef uint64_t at
     table = np.zeros((span + 63) >> 6, dtype=np.uint64)
@@ -609,7 +618,8 @@ def table_of(const uint64_t[::1] codes, uint64_t low, uint64_t span):
 
 
 def marks_of(const uint64_t[::1] codes, const uint64_t[::1] table, uint64_t low, uint64_t span):
-    """uint8[n]: 1 where a code's bit is set in what `table_of` made. ValueError where the table is shorter."""
+    """Return uint8[n]: 1 for each code whose bit is set in a table that `table_of` made. Raises ValueError if the table
+    has fewer than `span` bits."""
     cdef Py_ssize_t i
     cdef uint64_t at
     if (span + 63) >> 6 > <uint64_t>table.shape[0]:
@@ -627,7 +637,7 @@ def marks_of(const uint64_t[::1] codes, const uint64_t[::1] table, uint64_t low,
 # ---- bits ----
 
 def positions(const uint64_t[::1] bits, int64_t count):
-    """int64[count]: the rows whose bit is set, ascending; `count` is how many there are."""
+    """Return the rows whose bit is set, ascending, as int64[count]. `count` is the number of set bits."""
     cdef Py_ssize_t i
     cdef int64_t at = 0
     cdef uint64_t word
@@ -644,7 +654,7 @@ def positions(const uint64_t[::1] bits, int64_t count):
 
 
 def bits_at(const uint32_t[::1] rows, Py_ssize_t total):
-    """Bits of `total` rows with `rows` set. ValueError where one is beyond them."""
+    """Return Bits of `total` rows in which `rows` are set. Raises ValueError if a row is not below `total`."""
     cdef Py_ssize_t i
     cdef bint beyond = False
     found = np.zeros((total + 63) // 64, dtype=np.uint64)
@@ -661,7 +671,8 @@ def bits_at(const uint32_t[::1] rows, Py_ssize_t total):
 
 
 def roaring_of(const uint64_t[::1] bits, const int64_t[::1] counts):
-    """bytes: the portable serialisation (RoaringFormatSpec, without runs) of Bits; `counts` of each 1,024 words."""
+    """Return Bits in the portable serialisation of Roaring bitmaps (RoaringFormatSpec, without runs), as bytes.
+    `counts` has the number of set bits of each 1,024 words."""
     cdef Py_ssize_t chunk, chunks = counts.shape[0], i, end
     cdef uint32_t filled = 0, at, cookie = 12346
     cdef uint64_t word
@@ -704,7 +715,7 @@ def roaring_of(const uint64_t[::1] bits, const int64_t[::1] counts):
 # ---- which files ----
 
 def fill_matrix(uint64_t[:, ::1] matrix, const uint32_t[::1] ranks, const uint32_t[::1] files):
-    """Sets the bit of each file in the row of each rank; both are within the matrix."""
+    """Set the bit of each file in the matrix row of its rank. Files and ranks must be within the matrix."""
     cdef Py_ssize_t i
     with nogil:
         for i in range(ranks.shape[0]):
@@ -712,7 +723,8 @@ def fill_matrix(uint64_t[:, ::1] matrix, const uint32_t[::1] ranks, const uint32
 
 
 def mark_rows(const uint64_t[:, ::1] matrix, const uint64_t[::1] begins, const uint64_t[::1] ends):
-    """uint64[words]: the union of the matrix's rows of all ranges [begin, end), which are within it."""
+    """Return the union of the matrix rows in all ranges [begin, end), as uint64[words]. The ranges must be within the
+    matrix."""
     cdef Py_ssize_t k, words = matrix.shape[1], i
     cdef uint64_t at
     found = np.zeros(words, dtype=np.uint64)
@@ -732,7 +744,8 @@ ctypedef fused Number:
 
 
 def mark_listed(Number[::1] files, const uint64_t[::1] begins, const uint64_t[::1] ends, uint8_t[::1] marks):
-    """Sets `marks` of the files listed in all ranges [begin, end) of `files`. ValueError where one is not there."""
+    """Set `marks` for the files that `files` lists in all ranges [begin, end). Raises ValueError if a file has no place
+    in `marks`."""
     cdef Py_ssize_t i
     cdef uint64_t at
     cdef bint beyond = False

@@ -1,7 +1,7 @@
-"""Words of 64 rows each: their bits, and the rank that slices of ranks (`_bitmap.pyx`) hold of one row.
+"""Bits of words of 64 rows each, and the rank that the slices of ranks (`_bitmap.pyx`) hold for one row.
 
-Of eight rows at once ranks are put together where they are looked up: as one function for all that took a quarter more
-time.
+The ranks of eight rows at once are assembled in the functions that look them up. One shared function for it took a
+quarter more time.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

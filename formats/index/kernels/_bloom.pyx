@@ -1,6 +1,6 @@
-"""Loops of Bloom filters (`bloom.py`, which describes the layout): distinct hashes, filters, slices, probes, merges.
+"""Loops of Bloom filters: distinct hashes, filters, slices, probes, merges. `bloom.py` describes the layout.
 
-A group is described by one row of an int64 table, `Group` below. The loops run without the GIL.
+A group of files is described by one row of an int64 table, see `Group`. The loops run without the GIL.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -17,21 +17,22 @@ cdef enum:
     BUCKET_BITS_MAX = 9
     BUCKET_KEYS = 2048
 
-cdef struct Group:  # a row of the tables called geometry
-    int64_t filter_bits   # bits of each file's filter: rows of the group
+cdef struct Group:  # a row of the tables that are called geometry
+    int64_t filter_bits   # bits of each file's filter, which is also the number of rows of the group
     int64_t files
     int64_t stride        # bits from one row of a page to the next
     int64_t page_shift    # a full page has 2^page_shift rows
     int64_t page          # bytes of a full page, without its checksum
-    int64_t offset        # of the first page in the blob
-    int64_t first_page    # its number among all pages of the blob
-    int64_t first_member  # where the group's files begin in the list of all files
+    int64_t offset        # offset of the group's first page in the blob
+    int64_t first_page    # number of the group's first page among all pages of the blob
+    int64_t first_member  # place of the group's first file in the list of all files
 
 
 def distinct(const uint64_t[::1] hashes):
-    """uint64[n]: each hash once, in an order that depends on nothing but the hashes' order.
+    """Return each hash once, as uint64[n]. Their order depends only on the order of `hashes`.
 
-    Parted by their first bits into buckets that fit a processor's cache, then by a table of open addressing each.
+    The hashes are partitioned by their first bits into buckets that fit a processor's cache. Each bucket is then put
+    into a hash table with open addressing.
     """
     cdef Py_ssize_t n = hashes.shape[0], i, b, at, kept = 0
     cdef int bits = 0
@@ -91,14 +92,15 @@ cdef inline Py_ssize_t bucket_of(uint64_t hash_, int bits) noexcept nogil:
 
 
 cdef inline uint64_t position(uint64_t hash_, int i, uint64_t filter_bits) noexcept nogil:
-    """The i-th bit of a hash: double hashing of its halves, mapped by a multiplication and a shift."""
+    """Return the i-th bit of a hash in a filter. The two halves of the hash are combined by double hashing, and a
+    multiplication and a shift map the result to the filter."""
     cdef uint32_t step = <uint32_t>hash_ | 1
     cdef uint32_t mixed = <uint32_t>(hash_ >> 32) + <uint32_t>i * step
     return (<uint64_t>mixed * filter_bits) >> 32
 
 
 def fill(const uint64_t[::1] hashes, int64_t filter_bits, int hash_count):
-    """uint64[filter_bits / 64]: the filter of one file that holds keys with these hashes."""
+    """Return the filter of one file that holds keys with these hashes, as uint64[filter_bits / 64]."""
     cdef Py_ssize_t i, n = hashes.shape[0]
     cdef int k
     cdef uint64_t spot
@@ -113,7 +115,7 @@ def fill(const uint64_t[::1] hashes, int64_t filter_bits, int hash_count):
 
 
 cdef inline uint64_t full_word(const uint8_t* data, int64_t bit) noexcept nogil:
-    """64 bits from `bit` on, all of them within `data`."""
+    """Return the 64 bits from `bit` on. All of them must be within `data`."""
     cdef uint64_t word
     cdef int shift = bit & 7
     memcpy(&word, data + (bit >> 3), 8)
@@ -123,7 +125,7 @@ cdef inline uint64_t full_word(const uint8_t* data, int64_t bit) noexcept nogil:
 
 
 cdef inline uint64_t some_bits(const uint8_t* data, int64_t bit, int count, int64_t room) noexcept nogil:
-    """`count` bits, 0 to 64, from `bit` on; no byte of `data` at `room` or beyond is read."""
+    """Return the `count` bits (0 to 64) from `bit` on. No byte of `data` at `room` or beyond is read."""
     cdef uint64_t word = 0
     cdef int shift = bit & 7
     cdef int64_t first = bit >> 3
@@ -140,7 +142,8 @@ cdef inline uint64_t some_bits(const uint8_t* data, int64_t bit, int count, int6
 
 
 cdef inline void add_bits(uint8_t* data, int64_t bit, uint64_t word, int count) noexcept nogil:
-    """Sets what `word` has of bits among the `count` from `bit` on; the byte of the first and 7 more can be written."""
+    """Set those of the `count` bits from `bit` on that are set in `word`. The function may write the byte of the first
+    bit and the 7 bytes after it."""
     cdef uint64_t there
     cdef int shift = bit & 7
     data += bit >> 3
@@ -152,13 +155,13 @@ cdef inline void add_bits(uint8_t* data, int64_t bit, uint64_t word, int count) 
 
 
 cdef inline int64_t row_bit(const Group* group, int64_t row) noexcept nogil:
-    """Where a row begins, in bits from the group's first page."""
+    """Return where a row begins, in bits from the start of the group's first page."""
     cdef int64_t page = row >> group.page_shift
     return page * (group.page + SUM) * 8 + (row - (page << group.page_shift)) * group.stride
 
 
 cdef inline int64_t page_bytes(const Group* group, int64_t page) noexcept nogil:
-    """Bytes of a page without its checksum: the last page may have fewer rows."""
+    """Return the bytes of a page without its checksum. The last page may have fewer rows than the others."""
     cdef int64_t rows = min(1 << group.page_shift, group.filter_bits - (page << group.page_shift))
     return (rows * group.stride + 7) >> 3
 
@@ -168,13 +171,14 @@ cdef inline int64_t pages_of(const Group* group) noexcept nogil:
 
 
 cdef inline int64_t extent(const Group* group) noexcept nogil:
-    """Bytes of all pages with their checksums."""
+    """Return the bytes of all pages of the group with their checksums."""
     cdef int64_t last = pages_of(group) - 1
     return last * (group.page + SUM) + page_bytes(group, last) + SUM
 
 
 cdef inline uint32_t page_sum(const uint8_t* page, int64_t size, int64_t offset) noexcept nogil:
-    """The seed is the offset of the page in the blob, so that another page does not have the same checksum."""
+    """Return the checksum of a page. Its seed is the page's offset in the blob, so that the checksum does not match at
+    another place of the blob."""
     return <uint32_t>xxh64(page, size, offset)
 
 
@@ -185,7 +189,7 @@ cdef inline bint is_sound(const uint8_t* page, int64_t size, int64_t offset) noe
 
 
 cdef void transpose(uint64_t* words) noexcept nogil:
-    """Turns 64 × 64 bits about their diagonal: bit j of word i becomes bit i of word j (Hacker's Delight, 7-3)."""
+    """Transpose 64 × 64 bits: bit j of word i becomes bit i of word j (Hacker's Delight, 7-3)."""
     cdef uint64_t mask = 0x00000000FFFFFFFFULL, moved
     cdef int width = 32, i
     while width:
@@ -200,9 +204,10 @@ cdef void transpose(uint64_t* words) noexcept nogil:
 
 
 def slice_filters(list filters, const int64_t[::1] geometry, int64_t first, uint8_t[::1] out):
-    """Sets rows of a group, 64 · first and after, from as many words of each file's filter, uint64[words] a file.
+    """Set the rows of a group from 64 · first on. `filters` has, for each file, the words of its filter from the word
+    `first` on, as uint64[words].
 
-    `out` has the group's pages, zero where these rows are, and 8 bytes to spare.
+    `out` has the group's pages and 8 spare bytes. The rows to be set must be zero.
     """
     cdef const Group* group = <const Group*>&geometry[0]
     cdef int64_t n = group.files, words = len(filters[0]), file, word, part
@@ -222,11 +227,12 @@ def slice_filters(list filters, const int64_t[::1] geometry, int64_t first, uint
             columns[file] = &held[0]
         with nogil:
             if n == 1:
-                # its rows are its filter, and a page has a multiple of 64 of them
+                # the rows of the page are the bits of the filter, and a page has a multiple of 64 rows
                 for word in range(words):
                     add_bits(&out[0], row_bit(group, (first + word) * 64), columns[0][word], 64)
             else:
-                # a tile of 64 files and a cache line of each: what is read and what is written stay in the cache
+                # a tile is 64 files and a cache line of each filter: the bytes that are read and written stay in the
+                # cache
                 for part in range(0, words, 8):
                     for file in range(0, n, 64):
                         count = <int>min(64, n - file)
@@ -242,10 +248,10 @@ def slice_filters(list filters, const int64_t[::1] geometry, int64_t first, uint
 
 
 def unslice(const uint8_t[::1] blob, const int64_t[::1] geometry, int64_t first, uint64_t[:, ::1] filters):
-    """The reverse: fills uint64[files, words] with words of each file's filter, `first` and after.
+    """Undo `slice_filters`: fill uint64[files, words] with the words of each file's filter from the word `first` on.
 
-    Each page that begins among these rows is checked: who goes through all rows in order uses none that was not.
-    Returns -1, or the offset of a damaged page.
+    The checksum of each page that begins among these rows is checked. So a caller that goes through all rows in order
+    uses no page that was not checked. Returns -1, or the offset of a damaged page.
     """
     cdef const Group* group = <const Group*>&geometry[0]
     cdef int64_t words = filters.shape[1], part, file, word, row, start = -1, room = blob.shape[0]
@@ -280,7 +286,7 @@ def unslice(const uint8_t[::1] blob, const int64_t[::1] geometry, int64_t first,
 
 
 def seal(const int64_t[::1] geometry, uint8_t[::1] out):
-    """Writes the checksum of each page of a group."""
+    """Write the checksum of each page of a group."""
     cdef const Group* group = <const Group*>&geometry[0]
     cdef int64_t page, start, size
     cdef uint32_t found
@@ -292,7 +298,7 @@ def seal(const int64_t[::1] geometry, uint8_t[::1] out):
 
 
 def damaged(const uint8_t[::1] blob, const int64_t[::1] geometry):
-    """The offset of the group's first page that does not match its checksum, or -1."""
+    """Return the offset of the group's first page that does not match its checksum, or -1 if all pages match."""
     cdef const Group* group = <const Group*>&geometry[0]
     cdef int64_t page, start
     with nogil:
@@ -307,12 +313,13 @@ def damaged(const uint8_t[::1] blob, const int64_t[::1] geometry):
 
 cdef struct Source:
     const uint8_t* data
-    const int64_t* spans  # by three: offset in the blob, length, offset in `data`; ascending
+    const int64_t* spans  # three numbers for each span: offset in the blob, length, offset in `data`; spans ascend
     Py_ssize_t count
 
 
 cdef inline const uint8_t* at_offset(const Source* source, int64_t offset, int64_t size) noexcept nogil:
-    """Where the source has these bytes of the blob, or NULL."""
+    """Return where the source has `size` bytes of the blob from `offset` on, or NULL if it does not have all of
+    them."""
     cdef Py_ssize_t low = 0, high = source.count, middle
     cdef const int64_t* span
     while low < high:
@@ -330,11 +337,11 @@ cdef inline const uint8_t* at_offset(const Source* source, int64_t offset, int64
 def probe(const uint8_t[::1] data, const int64_t[:, ::1] spans, const int64_t[:, ::1] geometry,
           const int32_t[::1] members, uint8_t[::1] checked, const uint64_t[::1] hashes, int hash_count,
           uint8_t[::1] out):
-    """Sets out[file] to 1 for each file that may hold a key with one of the hashes.
+    """Set out[file] to 1 for each file that may hold a key with one of the hashes.
 
-    `spans` int64[n, 3] says where in `data` which bytes of the blob are. `checked` uint8[pages] remembers which pages
-    were found sound; if it is empty each is checked each time. Returns -1, or the offset of a page that is damaged or
-    not there; then `out` means nothing.
+    `spans`, int64[n, 3], lists which bytes of the blob `data` has, and where. `checked`, uint8[pages], is set to 1 for
+    each page whose checksum matched, so that the page is not checked again. If `checked` is empty, a page is checked
+    each time. Returns -1, or the offset of a page that is damaged or not in `data`; then `out` is incomplete.
     """
     cdef Source source
     source.count = spans.shape[0]
@@ -365,7 +372,8 @@ def probe(const uint8_t[::1] data, const int64_t[:, ::1] spans, const int64_t[:,
 
 cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked, uint64_t hash_, int hash_count,
                       uint64_t* hits) noexcept nogil:
-    """The files of the group whose filters have all bits of the hash; -1, or the offset of a page that is damaged."""
+    """Write to `hits` the files of the group whose filters have all bits of the hash. Returns -1, or the offset of a
+    page that is damaged or not in the source."""
     cdef int64_t row, page, start, size, bit, word, words = group.files >> 6
     cdef uint64_t one
     cdef const uint8_t* data

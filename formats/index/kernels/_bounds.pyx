@@ -1,8 +1,8 @@
-"""Finds bounds in a decoded manifest by which no reader may leave out a file: texts that are not UTF-8, and lower bounds
-above their upper bounds.
+"""Finds bounds in a decoded manifest that no reader may use to leave out a file: texts that are not UTF-8, and lower
+bounds above their upper bounds.
 
-A span is (start, length) of a single-value binary in the heap (Iceberg spec, appendix D). A span with an impossible
-length or outside of the heap is not judged here: packing counts it as absent.
+A span is (start, length) of a single-value binary in the heap (Iceberg spec, appendix D). This module does not report a
+span with an impossible length or outside of the heap, because packing counts it as absent.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -24,7 +24,7 @@ ORDERS = {
 
 
 cdef bint is_utf8(const uint8_t* at, int64_t length) noexcept nogil:
-    """Without surrogates, overlong forms, and numbers above 0x10FFFF (RFC 3629)."""
+    """Return whether the bytes are UTF-8 without surrogates, overlong forms, and numbers above 0x10FFFF (RFC 3629)."""
     cdef int64_t i = 0
     cdef uint64_t word
     cdef uint8_t first, second
@@ -57,7 +57,7 @@ cdef bint is_utf8(const uint8_t* at, int64_t length) noexcept nogil:
 
 
 cdef int compare_numerals(const uint8_t* one, int64_t length, const uint8_t* other, int64_t other_length) noexcept nogil:
-    """Below zero if the first number is less; above zero if it is more."""
+    """Compare two decimals. Returns a number below zero if the first is less, and above zero if it is greater."""
     cdef int64_t k, size = length if length > other_length else other_length
     cdef uint8_t sign = 0xFF if one[0] & 0x80 else 0, other_sign = 0xFF if other[0] & 0x80 else 0
     cdef uint8_t left, right
@@ -85,7 +85,7 @@ cdef bint is_above(int order, const uint8_t* low, int64_t length, const uint8_t*
         return False
     if order == NUMERALS:
         return compare_numerals(low, length, high, other) > 0
-    if length != other:  # a type that was promoted since
+    if length != other:  # one of the bounds was written before the type was promoted
         return False
     if order == INTEGERS and length == 8:
         memcpy(&wide, low, 8)
@@ -116,10 +116,11 @@ def unusable_bounds(
     const int64_t[::1] high_starts not None,
     const int32_t[::1] high_lengths not None,
 ):
-    """Which lower and upper bounds of one column cannot be used.
+    """Find the lower and upper bounds of one column that cannot be used.
 
-    The rows of each side are ascending. Returns a pair of uint8 arrays, 1 for a bound that cannot be used. None if all
-    can be used."""
+    `low_rows` and `high_rows` ascend. Returns a pair of uint8 arrays, with 1 for each bound that cannot be used, or
+    None if all bounds can be used.
+    """
     cdef int64_t room = heap.shape[0], n = low_rows.shape[0], m = high_rows.shape[0], i = 0, j = 0, wrong = 0
     marks = np.zeros(n + m, dtype=np.uint8)
     cdef uint8_t[::1] marked = marks

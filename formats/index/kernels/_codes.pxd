@@ -1,7 +1,8 @@
-"""Packed columns, one by one: from an array of values, or spans of a heap, to codes in a growing buffer (`packing.py`).
+"""Packs one column at a time: an array of values, or spans of a heap, becomes codes in a growing buffer (`packing.py`).
 
-An absent number is the least long, an absent double NaN, an absent span one of length -1. Each function says in
-`Packed` where it laid what, and returns 0, or FAILED when there is no memory; where all is absent it lays nothing.
+An absent number is the least long, an absent double is NaN, and an absent span has the length -1. Each function records
+in `Packed` where it wrote the arrays, and returns 0, or FAILED when there is no memory. If all values are absent it
+writes nothing.
 """
 
 from libc.math cimport INFINITY, NAN, isnan
@@ -40,7 +41,7 @@ ctypedef struct Packed:
     int lengths_width
     int64_t codes
     int64_t presence
-    int64_t low  # of floats and strings the bits
+    int64_t low  # the bits of a double, or the first 8 bytes of a string
     int64_t high
     int64_t base
     int64_t common_at
@@ -48,7 +49,7 @@ ctypedef struct Packed:
     int64_t lengths
     int64_t ends
     int64_t tails
-    int64_t start  # its arrays, from their first byte to behind their last
+    int64_t start  # where the first of the column's arrays begins; `end` is where the last one ends
     int64_t end
 
 ctypedef struct Output:
@@ -64,7 +65,8 @@ ctypedef fused code_t:
 
 
 cdef inline int64_t reserve(Output* out, int64_t size) noexcept nogil:
-    """The offset of `size` bytes, which end in zeros up to a multiple of 8; FAILED without memory."""
+    """Reserve `size` bytes, and fill them with zeros up to a multiple of 8. Returns their offset, or FAILED when there
+    is no memory."""
     cdef int64_t at = out.used, room
     cdef int64_t whole = (size + 7) & ~<int64_t>7
     cdef void* moved
@@ -108,7 +110,7 @@ cdef inline void write_some_codes(
 cdef inline int pack_longs(
     Output* out, const int64_t* values, const uint8_t* present, int64_t n, bint absent_low, Packed* packed
 ) noexcept nogil:
-    """Codes over a base; not there when all are absent. 0, or FAILED."""
+    """Pack integers as codes over a base. If all are absent, the column is not written. Returns 0 or FAILED."""
     cdef int64_t i, there = 0, low = INT64_MAX, high = INT64_MIN, value
     cdef uint64_t least = UINT64_MAX, code, span, absent, base
     cdef bint full
@@ -116,7 +118,7 @@ cdef inline int pack_longs(
         for i in range(n):
             value = values[i]
             there += value != MISSING
-            code = <uint64_t>value - <uint64_t>(MISSING + 1)  # in the order of values, what is absent last
+            code = <uint64_t>value - <uint64_t>(MISSING + 1)  # in the order of the values, with the absent value last
             least = code if code < least else least
             high = value if value > high else high
         low = <int64_t>(least + <uint64_t>(MISSING + 1))
@@ -134,7 +136,8 @@ cdef inline int pack_longs(
     if full and low == high:
         packed.low = packed.high = packed.base = low
         return 0
-    # One code is kept free for absent values, unless the range leaves none: then it is shared, which only keeps more.
+    # One code is reserved for absent values. If the range leaves no code free, absent values share one with a value.
+    # A test then keeps more rows than it must, but never loses one.
     packed.base = low - 1 if not full and absent_low and low > INT64_MIN else low
     base = <uint64_t>packed.base
     span = <uint64_t>high - base
@@ -176,7 +179,8 @@ cdef inline int pack_longs(
 cdef inline int pack_doubles(
     Output* out, const double* values, const uint8_t* present, int64_t n, bint absent_low, Packed* packed
 ) noexcept nogil:
-    """Floats unchanged. With `present` NaN is a value like any other, but left out of the bounds."""
+    """Pack floats without a change. With `present`, NaN is a value like any other, but does not count for the
+    bounds."""
     cdef int64_t i, there = 0
     cdef double low = INFINITY, high = -INFINITY, value, nothing = NAN
     cdef bint exact = True, full
@@ -227,7 +231,7 @@ cdef inline int pack_doubles(
 
 
 cdef inline uint64_t prefix(const uint8_t* common, int64_t size, uint64_t code, int width) noexcept nogil:
-    """The first 8 bytes of a value, big-endian: of the common prefix, then of the code, then zeros."""
+    """Return the first 8 bytes of a value, big-endian: the common prefix, then the code, then zeros."""
     cdef uint64_t word = 0
     cdef int i
     for i in range(8):
@@ -244,7 +248,8 @@ cdef inline void write_spans(
     const uint8_t* heap, const int64_t* starts, const int32_t* lengths, int64_t n, int64_t shared, uint64_t absent,
     uint64_t* least, uint64_t* most,
 ) noexcept nogil:
-    """`bits` is NULL when no span is absent, `ends` when no value is longer than its code."""
+    """Write the codes, lengths and tails of all spans. `bits` is NULL when no span is absent. `ends` is NULL when no
+    value is longer than its code."""
     cdef int64_t i, k, rest, at = 0, tail
     cdef uint64_t code
     cdef int width = sizeof(code_t)
@@ -283,7 +288,8 @@ cdef inline int pack_spans(
     Output* out, const uint8_t* heap, const int64_t* starts, const int32_t* lengths, int64_t n, bint absent_low,
     Packed* packed
 ) noexcept nogil:
-    """What follows the common prefix: a code, a length, a tail. Not there when the tails pass 4 GiB, too."""
+    """Pack the bytes of each span that follow the prefix common to all: a code, a length and a tail. The column is not
+    written if all spans are absent, or if the tails take 4 GiB or more."""
     cdef int64_t i, k, first = -1, there = 0, shared = 0, rest, longest = 0, total = 0
     cdef uint64_t least = UINT64_MAX, most = 0, absent = 0 if absent_low else UINT64_MAX
     cdef const uint8_t* one = heap

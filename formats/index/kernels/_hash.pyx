@@ -1,4 +1,4 @@
-"""XXH64 over many keys, rows or files at once (`hashing.py`); the loops run without the GIL."""
+"""XXH64 of many keys, rows or files at once (`hashing.py`). The loops run without the GIL."""
 
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
@@ -25,7 +25,7 @@ cdef struct Column:
 
 
 def hash_bytes(const uint8_t[::1] data, uint64_t seed):
-    """The hash of one buffer."""
+    """Return the hash of one buffer."""
     cdef uint64_t found
     cdef const uint8_t* start = &data[0] if data.shape[0] else NULL
     with nogil:
@@ -34,12 +34,12 @@ def hash_bytes(const uint8_t[::1] data, uint64_t seed):
 
 
 def hash_word(uint64_t word, uint64_t seed):
-    """The hash of the 8 bytes of a number, little-endian."""
+    """Return the hash of the 8 bytes of a number, little-endian."""
     return xxh64_word(word, seed)
 
 
 def hash_codes(const uint64_t[::1] codes, uint64_t seed):
-    """uint64[rows]: the hash of each code's 8 bytes."""
+    """Return the hash of each code's 8 bytes, as uint64[rows]."""
     cdef Py_ssize_t i, n = codes.shape[0]
     found = np.empty(n, dtype=np.uint64)
     cdef uint64_t[::1] out = found
@@ -50,7 +50,8 @@ def hash_codes(const uint64_t[::1] codes, uint64_t seed):
 
 
 def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed):
-    """uint64[rows]: the hash of each row's bytes, starts[row] to starts[row + 1]. Raises ValueError out of bounds."""
+    """Return the hash of each row's bytes, which are starts[row] to starts[row + 1] of the heap, as uint64[rows].
+    Raises ValueError if a row's bytes are outside of the heap."""
     cdef Py_ssize_t i, n = starts.shape[0] - 1
     cdef int64_t room = heap.shape[0]
     cdef const uint8_t* data = &heap[0] if room else NULL
@@ -69,10 +70,11 @@ def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed
 
 
 def hash_rows(list columns, Py_ssize_t rows, uint64_t seed):
-    """uint64[rows] of composite keys. A column is (codes | None, starts | None, heap | None, valid | None, nan | None).
+    """Return the hashes of composite keys, as uint64[rows]. Each column is (codes | None, starts | None, heap | None,
+    valid | None, nan | None).
 
-    The caller ensures that each array has a place for every row. ValueError if bytes are outside of their heap or longer
-    than 32 bits can express.
+    The caller ensures that each array has a place for every row. Raises ValueError if the bytes of a key are outside of
+    their heap, or if their length does not fit 32 bits.
     """
     cdef Py_ssize_t i = 0, c, count = len(columns)
     cdef int problem = FINE
@@ -114,13 +116,13 @@ def hash_rows(list columns, Py_ssize_t rows, uint64_t seed):
 
 
 cdef inline uint64_t of_code(uint64_t code, uint64_t seed) noexcept nogil:
-    """XXH64 of the 12 bytes that `append` makes of a code: its length, which is 8, and the code."""
+    """Return the XXH64 of the 12 bytes that `append` writes for a code: its length, which is 8, and the code."""
     cdef uint64_t state = with_word(seed + P5 + 12, 8 | code << 32)
     return finished(rotated(state ^ ((code >> 32) * P1), 23) * P2 + P3)
 
 
 cdef int append(const Column* column, Py_ssize_t i, uint8_t** row, size_t* room, size_t* used) noexcept nogil:
-    """One column's part of row i: u32 length and bytes. Returns what is wrong."""
+    """Append a column's part of row i to `row`: its length (u32) and its bytes. Returns FINE or the error."""
     cdef const uint8_t* data = NULL
     cdef uint64_t size = 0
     cdef uint32_t length
@@ -165,7 +167,8 @@ cdef const uint8_t* octets(const uint8_t[::1] array) except? NULL:
 
 
 def hash_files(list paths, const uint64_t[::1] sizes, const uint64_t[::1] records):
-    """uint64[files, 2]: per file the hashes (seeds 0 and 1) of its path in UTF-8, its size and its record count."""
+    """Return two hashes (seeds 0 and 1) for each file, as uint64[files, 2]. The hashed bytes are the file's path in
+    UTF-8, its size and its record count."""
     cdef Py_ssize_t i, length, n = len(paths)
     cdef const char* text
     cdef uint8_t* line = NULL

@@ -1,5 +1,5 @@
-"""MurmurHash3 over many values at once: the 128-bit x64 variant is the hash of DataSketches (`theta.py`), the 32-bit x86
-variant that of Iceberg's buckets (spec, appendix B)."""
+"""MurmurHash3 of many values at once. The 128-bit x64 variant is the hash of DataSketches (`theta.py`), and the 32-bit
+x86 variant is the hash of Iceberg's bucket transform (spec, appendix B)."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -30,7 +30,7 @@ cdef inline uint64_t finished(uint64_t word) noexcept nogil:
 
 
 cdef uint64_t first_half(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
-    """The first 64 of the 128 bits."""
+    """Return the first 64 bits of the 128-bit hash."""
     cdef uint64_t h1 = seed, h2 = seed, k1, k2
     cdef uint64_t[2] words
     cdef int64_t at = 0
@@ -60,7 +60,7 @@ cdef inline uint32_t scrambled(uint32_t block) noexcept nogil:
 
 
 cdef uint64_t narrow(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
-    """32 bits."""
+    """Return the 32-bit hash."""
     cdef uint32_t state = <uint32_t>seed, block
     cdef int64_t at = 0
     while size - at >= 4:
@@ -79,8 +79,9 @@ cdef uint64_t narrow(const uint8_t* data, int64_t size, uint64_t seed) noexcept 
 
 
 def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed, int bits):
-    """uint64[rows]: the hash of each row's bytes, starts[row] to starts[row + 1]. `bits`: 32, or 64 for the first half
-    of 128 bits. ValueError out of bounds."""
+    """Return the hash of each row's bytes, which are starts[row] to starts[row + 1] of the heap, as uint64[rows].
+    `bits` is 32, or 64 for the first half of the 128-bit hash. Raises ValueError if a row's bytes are outside of the
+    heap."""
     cdef Py_ssize_t i, n = starts.shape[0] - 1
     cdef int64_t room = heap.shape[0]
     cdef const uint8_t* data = &heap[0] if room else NULL
@@ -100,7 +101,7 @@ def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed
 
 
 def hash_fixed(const uint8_t[::1] heap, int64_t width, uint64_t seed, int bits):
-    """uint64[rows]: the same for rows of `width` bytes each."""
+    """Return the same hashes for rows of `width` bytes each, as uint64[rows]."""
     if width < 1 or heap.shape[0] % width:
         raise ValueError("the heap has no whole number of rows")
     cdef Py_ssize_t i, n = heap.shape[0] // width

@@ -1,19 +1,21 @@
-"""Compact ordered dictionaries, searched in place: ascending numbers as packed differences, ascending bytes as the part
-that differs from the previous value. All loops run without the GIL; nothing is read beyond a buffer, with any contents.
+"""Compact ordered dictionaries that are searched in place. Ascending numbers are stored as packed differences. Of
+ascending byte strings, only the part that differs from the previous value is stored. All loops run without the GIL. No
+byte beyond a buffer is read, whatever the buffer contains.
 
-Numbers, n of them, in blocks of 128, all little-endian:
+n numbers are in blocks of 128, all little-endian:
 
-    u64 unit           all differences are multiples of it (1 where there are none)
+    u64 unit           all differences are multiples of it (1 if there are no differences)
     u64 least          the least difference / unit
     u64[b] firsts      the first number of each block, b = ceil(n / 128)
-    u64[2 * words[b]]  of each block difference k (from number k to k + 1) / unit - least in bits k * width .. of its words
-    u32[b + 1] words   where each block's words begin, in 16 bytes; its width is how many it has, 0..64
+    u64[2 * words[b]]  the words of each block. Difference k is between the numbers k and k + 1. The words have
+                       difference / unit - least of each k, in the bits from k * width on
+    u32[b + 1] words   where each block's words begin, in 16 bytes; the width of a block is how many it has, 0..64
 
-Bytes, n of them, in blocks of 16:
+n byte strings are in blocks of 16:
 
-    u32[b + 1] spots   where each block begins in what follows, b = ceil(n / 16)
-    blocks             of each value: bytes shared with the previous value (0 for the first of a block), bytes that follow
-                       (u16 each), those bytes
+    u32[b + 1] spots   where each block begins in the bytes after this array, b = ceil(n / 16)
+    blocks             for each value: number of bytes shared with the previous value (0 for the first of a block) and
+                       number of bytes that follow (u16 each), then these bytes
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -31,7 +33,7 @@ cdef enum:
 
 
 def pack_numbers(const uint64_t[::1] numbers):
-    """uint8[]: ascending numbers, packed."""
+    """Pack ascending numbers. Returns uint8[]."""
     cdef Py_ssize_t n = numbers.shape[0], blocks = (n + NUMBERS - 1) // NUMBERS, block, i, start, end
     cdef uint64_t unit = 0, least = 0xFFFFFFFFFFFFFFFF, one, other, most, code
     cdef uint32_t total = 0
@@ -83,7 +85,8 @@ def pack_numbers(const uint64_t[::1] numbers):
 
 
 cdef class Numbers:
-    """`count` ascending numbers in a buffer that `pack_numbers` made. ValueError where the buffer cannot be that."""
+    """`count` ascending numbers in a buffer that `pack_numbers` made. Raises ValueError if the lengths in the buffer do
+    not fit it."""
 
     def __cinit__(self, const uint8_t[::1] memory, Py_ssize_t count):
         cdef Py_ssize_t room = memory.shape[0], block
@@ -107,7 +110,7 @@ cdef class Numbers:
             raise ValueError("an ordered dictionary has an impossible length")
 
     cdef uint64_t _step(self, Py_ssize_t base, int width, int k) noexcept nogil:
-        """The difference k of a block whose words begin at `base`."""
+        """Return difference k of a block whose words begin at `base`."""
         if width == 0:
             return self.least * self.unit
         cdef int bit = k * width, within = bit & 63
@@ -141,7 +144,8 @@ cdef class Numbers:
         return low * NUMBERS + there
 
     def below(self, const uint64_t[::1] bounds, bint equal):
-        """uint64[m]: how many numbers are less than each bound, or equal to it if `equal`."""
+        """Return how many numbers are less than each bound, as uint64[m]. If `equal`, numbers equal to the bound count,
+        too."""
         cdef Py_ssize_t i, m = bounds.shape[0]
         found = np.empty(m, dtype=np.uint64)
         cdef uint64_t[::1] out = found
@@ -151,7 +155,7 @@ cdef class Numbers:
         return found
 
     cdef bint _has(self, uint64_t least, uint64_t most) noexcept nogil:
-        """Whether a number lies from `least` to `most`."""
+        """Return whether one of the numbers is in the range from `least` to `most`, both included."""
         cdef Py_ssize_t low = 0, high = self.blocks, middle, base, k
         cdef uint64_t number
         cdef int width
@@ -175,7 +179,7 @@ cdef class Numbers:
         return least <= number <= most
 
     def all(self):
-        """uint64[count]: the numbers."""
+        """Return all numbers, as uint64[count]."""
         cdef Py_ssize_t block, i, base
         cdef int width
         cdef uint64_t number = 0
@@ -192,12 +196,12 @@ cdef class Numbers:
         return found
 
     def edges(self):
-        """(first, last) of one number or more."""
+        """Return (first number, last number). There must be at least one number."""
         first, last = self.at(np.array([0, self.count - 1], dtype=np.uint64)).tolist()
         return first, last
 
     def at(self, const uint64_t[::1] places):
-        """uint64[m]: the numbers at places below `count`."""
+        """Return the numbers at `places`, as uint64[m]. Raises ValueError for a place that is not below `count`."""
         cdef Py_ssize_t i, m = places.shape[0], block
         cdef int k
         cdef uint64_t number
@@ -217,7 +221,8 @@ cdef class Numbers:
 
 
 def holding(list dictionaries, const uint64_t[::1] lows, const uint64_t[::1] highs):
-    """uint8[n]: whether each of the `Numbers` has one in a range, of which both ends ascend."""
+    """Return, for each of the `Numbers`, whether it has a number in one of the ranges from lows[k] to highs[k], as
+    uint8[n]. `lows` and `highs` ascend."""
     cdef Py_ssize_t i, k, n = len(dictionaries)
     cdef Numbers one
     found = np.zeros(n, dtype=np.uint8)
@@ -232,7 +237,8 @@ def holding(list dictionaries, const uint64_t[::1] lows, const uint64_t[::1] hig
 
 
 def pack_strings(const int64_t[::1] starts, const uint8_t[::1] heap):
-    """uint8[]: ascending values of up to 65,535 bytes each, packed. ValueError where they take 4 GiB or more."""
+    """Pack ascending values of up to 65,535 bytes each. Returns uint8[]. Raises ValueError if the values take 4 GiB or
+    more."""
     cdef Py_ssize_t n = starts.shape[0] - 1, blocks = (n + VALUES - 1) // VALUES, i
     cdef int64_t size = 4 * n + heap.shape[0], at = 0, length, before = 0, shared
     cdef uint16_t[2] head
@@ -263,7 +269,8 @@ def pack_strings(const int64_t[::1] starts, const uint8_t[::1] heap):
 
 
 cdef class Strings:
-    """`count` ascending values in a buffer that `pack_strings` made. ValueError where the buffer cannot be that."""
+    """`count` ascending values in a buffer that `pack_strings` made. Raises ValueError if the lengths in the buffer do
+    not fit it."""
 
     cdef readonly Py_ssize_t count
     cdef Py_ssize_t blocks
@@ -289,7 +296,8 @@ cdef class Strings:
                 raise ValueError("an ordered dictionary has an impossible length")
 
     cdef int64_t _next(self, int64_t at, uint8_t *value, int64_t *length) noexcept nogil:
-        """Puts the value at `at` over the previous value; returns the place of the next value, or -1."""
+        """Replace `value`, the previous value, by the value at `at`. Returns where the next value begins, or -1 if the
+        bytes are damaged."""
         cdef uint16_t[2] head
         if at + 4 > self.room:
             return -1
@@ -325,7 +333,8 @@ cdef class Strings:
         return min((low + 1) * VALUES, self.count)
 
     def below(self, list bounds, const uint8_t[::1] equal):
-        """uint64[m]: how many values are less than each of `bounds` (bytes), or equal to it where `equal` is not 0."""
+        """Return how many values are less than each of `bounds` (bytes), as uint64[m]. Values equal to bound i count,
+        too, if equal[i] is not 0."""
         cdef Py_ssize_t i, m = len(bounds)
         cdef const uint8_t[::1] bound
         cdef uint8_t[LONGEST] value
@@ -341,7 +350,7 @@ cdef class Strings:
         return found
 
     def edges(self):
-        """(first, last) of one value or more, as bytes."""
+        """Return (first value, last value) as bytes. There must be at least one value."""
         cdef int64_t at = 0, length = 0
         cdef uint8_t[LONGEST] value
         cdef Py_ssize_t k
@@ -356,7 +365,7 @@ cdef class Strings:
         return first, <bytes>value[:length]
 
     def all(self):
-        """(starts int64[count + 1], heap uint8[]): the values."""
+        """Return all values as (starts int64[count + 1], heap uint8[])."""
         cdef Py_ssize_t i, again
         cdef int64_t at, length, total
         cdef uint8_t[LONGEST] value
@@ -389,7 +398,7 @@ cdef class Strings:
 
 cdef inline bint _before(const uint8_t *value, int64_t length, const uint8_t *bound, int64_t size,
                          bint equal) noexcept nogil:
-    """Whether a value is less than a bound, or equal to it if `equal`."""
+    """Return whether a value is less than a bound, or equal to it if `equal`."""
     cdef int64_t least = length if length < size else size
     cdef int told = memcmp(value, bound, least) if least else 0
     if told:

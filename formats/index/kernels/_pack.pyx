@@ -1,10 +1,12 @@
-"""From columns and spans of a decoded manifest to packed columns (`packing.py`): all of a manifest's in one call.
+"""Packs the columns and spans of a decoded manifest (`packing.py`), all columns of the manifest in one call.
 
 Jobs are added first (`Packer.longs`, `bounds`, `column`, …). Then `pack` runs all of them into one growing buffer,
-without the GIL, so that threads pack concurrently; `packed` and `entry` return the places of columns.
+without the GIL, so that several threads can pack at once. After that, `packed` and `entry` return the places of
+columns.
 
-A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. A span
-with an impossible length or outside of the heap counts as absent: a bound that cannot be read is not used.
+A span is (start, length) of a single-value binary (Iceberg spec, appendix D); the length is -1 if there is no value. A
+span with an impossible length or outside of the heap counts as absent, because a bound that cannot be read must not be
+used.
 """
 
 from libc.math cimport NAN
@@ -24,7 +26,7 @@ cdef enum:
     LONGS, DOUBLES, SPANS  # arrays of values
     # Spans of single-value binaries:
     NARROW  # little-endian integers of 1, 4 or 8 bytes
-    WIDE  # of 1 or 8: four bytes, which a promoted date left in a column of timestamps, count days
+    WIDE  # of 1 or 8; a value of 4 bytes counts days: the column was promoted from date to timestamp
     FLOATS  # IEEE, of 4 or 8 bytes
     SHORT_DECIMALS  # big-endian two's complement, up to 18 digits
     DECIMALS
@@ -42,8 +44,8 @@ ctypedef struct Given:
     int source
     bint absent_low
     int64_t rows
-    int64_t count  # of what is given
-    const int32_t* places  # its rows, ascending; NULL when it is one for each row
+    int64_t count  # the number of values
+    const int32_t* places  # the row of each value, ascending; NULL if there is one value for each row
     const int64_t* values  # numbers, bits of doubles, or starts of spans
     const int32_t* lengths
     const uint8_t* present  # NULL: MISSING or NaN is absent
@@ -56,7 +58,7 @@ ctypedef struct Column:
     Given counts[4]  # values, nulls, nans, sizes
     Given lower
     Given upper
-    int32_t record_count  # the job whose values these counts are likely to be, -1 for none
+    int32_t record_count  # the job whose values the value counts of this column are likely to equal, or -1
     Packed packed[6]  # values, lower, upper, nulls, nans, sizes
     int known[4]
 
@@ -67,13 +69,14 @@ ctypedef struct Scratch:
     int64_t* values
     int64_t* starts
     int32_t* lengths
-    uint8_t* wide  # 16 bytes a row
+    uint8_t* wide  # 16 bytes for each row
 
 cdef void gather_longs(
     const Given* given, const uint8_t* heap, int64_t room, bint upper, int64_t* values
 ) noexcept nogil:
-    """The least long is MISSING itself. As a lower bound it excludes nothing; an upper bound is taken as one more,
-    which is true."""
+    """Read integers from their single-value binaries into `values`. MISSING, the least long, means an absent value, so
+    a bound of this value needs care. As a lower bound it excludes no row, like an absent bound. As an upper bound it is
+    replaced by the next integer, which is a correct upper bound, too."""
     cdef int64_t i, start, wide
     cdef int32_t length, narrow
     for i in range(given.count):
@@ -111,7 +114,8 @@ cdef void gather_doubles(const Given* given, const uint8_t* heap, int64_t room, 
 
 
 cdef bint read_decimal(const uint8_t* at, int32_t length, int64_t* high, uint64_t* low) noexcept nogil:
-    """A big-endian two's complement integer as 128 bits. More than 16 bytes must but repeat the sign."""
+    """Read a big-endian two's complement integer as 128 bits. Returns False if it does not fit: each byte before the
+    last 16 must repeat the sign."""
     cdef uint8_t sign = 0xFF if at[0] & 0x80 else 0
     cdef uint64_t upper = UINT64_MAX if sign else 0
     cdef uint64_t lower = upper
@@ -130,8 +134,9 @@ cdef bint read_decimal(const uint8_t* at, int32_t length, int64_t* high, uint64_
 
 
 cdef void gather_decimals(const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch) noexcept nogil:
-    """SHORT_DECIMALS to `values`; what needs more was not written by this type's rules. Others to `wide`, biased so
-    that they order as bytes do, with their spans."""
+    """Read decimals from their single-value binaries. SHORT_DECIMALS are written to `values`; a decimal that does not
+    fit 64 bits breaks the rules of its type and counts as absent. Other decimals are written to `wide`, with their
+    spans. Their sign bit is flipped, so that their bytes have the order of the numbers."""
     cdef int64_t i, row, start, high = 0
     cdef int32_t length
     cdef uint64_t low = 0, word
@@ -155,7 +160,7 @@ cdef void gather_decimals(const Given* given, const uint8_t* heap, int64_t room,
 
 
 cdef bint spans_are_whole(const Given* given, int64_t room) noexcept nogil:
-    """Whether there is one for each row, within the heap where it is not absent."""
+    """Return whether there is a span for each row, and each span that is not absent is within the heap."""
     cdef int64_t i
     cdef bint whole = given.places == NULL
     for i in range(given.count):
@@ -200,7 +205,7 @@ cdef int lay_given(
         return pack_longs(out, given.values, given.present, n, given.absent_low, packed)
     if given.source == DOUBLES:
         return pack_doubles(out, <const double*>given.values, given.present, n, given.absent_low, packed)
-    if given.places != NULL:  # the other rows have none
+    if given.places != NULL:  # the rows without a place have no value
         for i in range(n):
             scratch.values[i] = MISSING
             scratch.lengths[i] = -1
@@ -225,7 +230,8 @@ cdef int lay_given(
 
 
 cdef void scatter(const Given* given, int64_t* values) noexcept nogil:
-    """One for each row; MISSING where none is given, or one that is negative, which no count can be."""
+    """Write one value for each row. A row without a value gets MISSING. So does a row with a negative value, because no
+    count is negative."""
     cdef int64_t i
     if given.places != NULL:
         for i in range(given.rows):
@@ -244,7 +250,8 @@ cdef int how_many(int64_t count, int64_t rows) noexcept nogil:
 cdef void relate(
     const int64_t* values, const int64_t* nulls, const int64_t* nans, int64_t n, int* known
 ) noexcept nogil:
-    """Of how many rows it is known that they hold nulls only, NaNs only, no null, no NaN. What is NULL is unknown."""
+    """Count the rows that are known to hold only nulls, only NaNs, no null, and no NaN, and write NO_ROWS, ALL_ROWS or
+    SOME_ROWS for each. An array that is NULL is unknown."""
     cdef int64_t i, nulls_only = 0, nans_only = 0, no_nulls = 0, no_nans = 0
     if nulls != NULL:
         for i in range(n):
@@ -271,7 +278,7 @@ cdef int pack_bounds(
 
 
 cdef int pack_column(Output* out, Column* column, const Job* jobs, Scratch* scratch) noexcept nogil:
-    """The column's counts."""
+    """Pack the counts of one column."""
     cdef const Job* record_count = &jobs[column.record_count] if column.record_count >= 0 else NULL
     cdef int64_t* dense[4]
     cdef int64_t n = scratch.rows
@@ -288,7 +295,7 @@ cdef int pack_column(Output* out, Column* column, const Job* jobs, Scratch* scra
             continue
         same = k == 0 and record_count != NULL and memcmp(dense[0], record_count.given.values, n * 8) == 0
         into = k + 2 if k else 0
-        if same:  # so they are but inside lists and maps
+        if same:  # as for each column that is not inside a list or map
             column.packed[0] = record_count.packed
         elif pack_counts(out, dense[k], n, &column.packed[into]) < 0:
             return FAILED
@@ -303,8 +310,8 @@ cdef int run(
     for i in range(jobs_used):
         if pack_given(out, &jobs[i].given, heap, room, scratch, &jobs[i].packed) < 0:
             return FAILED
-    # Bounds are stored next to each other: plans read them, and rarely counts. A system maps neighbours of a page that is
-    # read.
+    # Bounds are stored next to each other, because plans read bounds and rarely read counts. The operating system
+    # maps the neighbours of each page that is read.
     for i in range(columns_used):
         if pack_bounds(out, &columns[i], heap, room, scratch) < 0:
             return FAILED
@@ -315,10 +322,11 @@ cdef int run(
 
 
 cdef class Packer:
-    """Packs columns of `rows` rows, with spans of `heap`. Arrays that are given must not change before `pack`.
+    """Packs columns of `rows` rows, whose spans are in `heap`. The arrays that a caller passes must not change before
+    `pack`.
 
-    The methods return numbers, with which `packed` and `entry` return the place of a column after `pack`. Jobs are
-    written in the given order, columns after them.
+    The methods return numbers. After `pack`, `packed` and `entry` take such a number and return the place of the
+    column. Jobs are written in the order in which they were added, and columns after them.
     """
 
     cdef const uint8_t[::1] heap
@@ -357,7 +365,8 @@ cdef class Packer:
         return self.jobs_used - 1
 
     def longs(self, const int64_t[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
-        """Integers. Without `present` MISSING is absent. What is absent takes the least code, or else the greatest."""
+        """Add a job for integers. Without `present`, MISSING means an absent value. With `absent_low`, absent values
+        get the least code, otherwise the greatest code."""
         cdef Given given = self.seen(LONGS, absent_low, values, None)
         given.rows = given.count
         if present is not None:
@@ -365,7 +374,8 @@ cdef class Packer:
         return self.job(given)
 
     def doubles(self, const double[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
-        """Floats. `present` distinguishes a NaN that is a value from an absent value; without it every NaN is absent."""
+        """Add a job for floats. `present` distinguishes a NaN that is a value from an absent value. Without `present`,
+        every NaN means an absent value."""
         cdef Given given
         memset(&given, 0, sizeof(Given))
         given.source = DOUBLES
@@ -379,7 +389,7 @@ cdef class Packer:
         return self.job(given)
 
     def bounds(self, int source, const int64_t[::1] starts, const int32_t[::1] lengths, *, bint absent_low):
-        """Single-value binaries, one for each row; a source of SOURCES."""
+        """Add a job for single-value binaries, one for each row. `source` is one of SOURCES."""
         cdef Given given = self.seen(source, absent_low, starts, lengths)
         given.rows = given.count
         if given.rows != self.rows:
@@ -387,10 +397,13 @@ cdef class Packer:
         return self.job(given)
 
     def column(self, int source, counts, lower, upper, int32_t record_count=-1):
-        """A column's statistics: `counts` are (rows, values) of value_counts, null_value_counts, nan_value_counts and
-        column_sizes, bounds (rows, starts, lengths), each None when there are none; rows ascend. `record_count` is the
-        job whose place value counts share when they are the same. With a negative `source` bounds have no order, and
-        are left out."""
+        """Add the statistics of one column. `counts` has (rows, values) for each of value_counts, null_value_counts,
+        nan_value_counts and column_sizes. `lower` and `upper` are (rows, starts, lengths). Each of them is None if the
+        manifest has no such statistics; the rows ascend.
+
+        If the value counts equal the values of the job `record_count`, they share its place. A negative `source` says
+        that the bounds have no order; then the bounds are not packed.
+        """
         cdef void* moved
         cdef int32_t room
         cdef int k
@@ -462,13 +475,14 @@ cdef class Packer:
         return given
 
     def pack(self):
-        """The packed columns in the layout of a block; to be called once. MemoryError."""
+        """Pack all jobs and columns, and return them in the layout of a block. The method can be called only once.
+        Raises MemoryError when there is no memory."""
         cdef Scratch scratch
         cdef int64_t n = self.rows
         cdef int k, failed
         cdef const uint8_t* heap = &self.heap[0] if self.heap.shape[0] else NULL
         cdef int64_t room = self.heap.shape[0]
-        # Four arrays of counts, values, starts and lengths, then 16 bytes for a decimal.
+        # Four arrays of counts, an array each for values, starts and lengths, and 16 bytes in each row for a decimal.
         if self.laid is not None:
             raise ValueError("packed already")
         cdef Memory memory = Memory(n * (6 * sizeof(int64_t) + 16 + sizeof(int32_t)))
@@ -514,13 +528,14 @@ cdef class Packer:
         )
 
     def packed(self, int32_t job):
-        """The fields of `packing.Packed`; None when no value is there."""
+        """Return the fields of `packing.Packed` for one job, or None if all its values are absent."""
         if not 0 <= job < self.jobs_used:
             raise IndexError(job)
         return self.told(&self.jobs[job].packed)
 
     def entry(self, int32_t number):
-        """The fields of `block.ColumnEntry` after its type: bounds, counts, and what is known of how many rows."""
+        """Return the fields of `block.ColumnEntry` after its type: the bounds, the counts, and for how many rows each
+        of the four facts in `relate` is known."""
         if not 0 <= number < self.columns_used:
             raise IndexError(number)
         cdef Column* column = &self.columns[number]

@@ -1,11 +1,14 @@
-"""Kernels of the record index: sorting the rows of a file, merging runs into pages, finding hashes. Without the GIL.
+"""Kernels of the record index: they sort the rows of a file, merge runs into pages, and find hashes. They run without
+the GIL.
 
-An entry is 24 bytes: high and low half of the key's hash (uint64 each), file, position (uint32 each). A *run* is entries
-in ascending order, either one behind the other ("flat") or in pages of 4,096 bytes:
+An entry has 24 bytes: the high and the low half of the key's hash (uint64 each), the file and the position (uint32
+each). A *run* is a series of entries in ascending order. A "flat" run is only the entries. Otherwise the run has pages
+of 4,096 bytes:
 
-    XXH64 of what follows it in the page, seeded by the page's number; entries (uint32); zeros (uint32); 170 entries
+    XXH64 of the bytes after it in the page, seeded by the page's number; number of entries (uint32); zeros (uint32);
+    room for 170 entries
 
-Nothing in a page is used before its checksum is verified, and no file number before it is compared with the number of
+A page is not used before its checksum is verified. A file number is not used before it is compared with the number of
 files.
 """
 
@@ -111,8 +114,8 @@ PAGE_BYTES, ENTRIES_A_PAGE, ENTRY_BYTES, DROPPED_FILE = PAGE, PER_PAGE, ENTRY, D
 
 
 def row_hash(parts):
-    """(high, low): the hashes (seeds 0 and 1) of one row as `_hash.hash_rows` encodes it. A part is a code, bytes, None
-    for null or a NaN. ValueError for anything else."""
+    """Return (high, low): the hashes (seeds 0 and 1) of one row in the encoding of `_hash.hash_rows`. A part is a code,
+    bytes, None for null, or a NaN. Raises ValueError for any other part."""
     cdef list encoded = []
     cdef uint32_t head
     cdef uint64_t code
@@ -138,7 +141,8 @@ def row_hash(parts):
 
 
 def sorted_run(const uint64_t[::1] hi, const uint64_t[::1] lo):
-    """A flat run, uint8[24 * n], of the rows of one file, with file number 0; positions are the places in the arrays. MemoryError."""
+    """Sort the rows of one file into a flat run, uint8[24 * n]. The file number is 0, and the position of a row is its
+    place in the arrays. Raises MemoryError when there is no memory."""
     cdef int64_t i, bucket, n = hi.shape[0], bits = 0, start, stop
     while bits < 20 and (n >> bits) > 8:
         bits += 1
@@ -156,7 +160,7 @@ def sorted_run(const uint64_t[::1] hi, const uint64_t[::1] lo):
             ends[seamark_guess(buckets, hi[i]) + 1] += 1
         for bucket in range(buckets):
             ends[bucket + 1] += ends[bucket]
-        for i in range(n):  # moves each bucket's start to its end
+        for i in range(n):  # moves the start of each bucket to its end
             bucket = seamark_guess(buckets, hi[i])
             stop = ends[bucket]
             ends[bucket] += 1
@@ -173,7 +177,8 @@ def sorted_run(const uint64_t[::1] hi, const uint64_t[::1] lo):
 
 
 cdef void _sort(Entry* entries, int64_t n) noexcept nogil:
-    """Positions ascend already within equal hashes, and insertion keeps them so; the comparison of `qsort` ends on them."""
+    """Sort the entries of one bucket. The positions of equal hashes ascend before the sort. An insertion sort does not
+    change their order, and the comparison for `qsort` compares the positions last."""
     cdef int64_t i, j
     cdef Entry one
     if n > INSERTION_MAX:
@@ -189,18 +194,19 @@ cdef void _sort(Entry* entries, int64_t n) noexcept nogil:
 
 
 ctypedef struct Cursor:
-    const Entry* entry  # the next
-    const Entry* end  # of this page, or of a flat run
-    const uint8_t* pages  # NULL: flat
-    int64_t page  # the next
+    const Entry* entry  # the next entry
+    const Entry* end  # the end of the current page, or of a flat run
+    const uint8_t* pages  # NULL for a flat run
+    int64_t page  # the next page
     int64_t page_count
-    const uint32_t* numbers  # new file numbers, or DROPPED
+    const uint32_t* numbers  # the new file numbers, or DROPPED
     int64_t files
-    uint32_t file  # of the next entry
+    uint32_t file  # the file of the next entry
 
 
 cdef class Merger:
-    """Runs into one, page by page. `runs` are (memory, pages or -1 for a flat run, uint32 new number of each file)."""
+    """Merges runs into one run, page by page. Each of `runs` is (memory, number of pages or -1 for a flat run, uint32
+    new number of each file)."""
 
     cdef list _alive
     cdef Cursor* _cursors
@@ -247,7 +253,8 @@ cdef class Merger:
         free(self._heap)
 
     cdef bint _settle(self, Cursor* cursor) except -1 nogil:
-        """Goes to the next entry that is kept, where the cursor may be already. False at the end of the run."""
+        """Move the cursor to the next entry of a file that is not dropped. The cursor does not move if it is at such an
+        entry. Returns False at the end of the run."""
         while True:
             if cursor.entry == cursor.end:
                 if cursor.page == cursor.page_count:
@@ -266,7 +273,8 @@ cdef class Merger:
             cursor.entry += 1
 
     cdef bint _before(self, int64_t one, int64_t other) noexcept nogil:
-        """Runs are in the order of their files' new numbers, so the number of the run decides between equal hashes."""
+        """Return whether the next entry of the run `one` precedes the next entry of the run `other`. The runs are in
+        the order of their files' new numbers, so the number of the run decides between equal hashes."""
         cdef const Entry* a = self._cursors[one].entry
         cdef const Entry* b = self._cursors[other].entry
         if a.hi != b.hi:
@@ -290,9 +298,10 @@ cdef class Merger:
         self._heap[at] = moved
 
     def fill(self, uint8_t[::1] pages, int64_t first_page, uint64_t[::1] fences, uint64_t[::1] counts):
-        """Writes the next pages, as many as fit and there are entries for; returns how many. Adds to `counts` by file.
+        """Write the next pages, as many as `pages` has room for, and return how many were written. The number of
+        entries of each file is added to `counts`.
 
-        ValueError where a page that is read is damaged.
+        Raises ValueError if a page of a run is damaged.
         """
         cdef int64_t page = 0, n, room = min(pages.shape[0] // PAGE, fences.shape[0])
         if counts.shape[0] < self._files:
@@ -330,8 +339,8 @@ cdef class Merger:
 
 
 def stretches(const uint64_t[::1] fences, const uint64_t[::1] hi):
-    """int64[n, 2]: the first page, and the page behind the last, of each stretch of pages that can have one of these
-    hashes. `hi` ascends; so do stretches, which neither overlap nor touch."""
+    """Return the stretches of pages that can have one of the hashes, as int64[n, 2]: the first page of the stretch, and
+    the page after its last page. `hi` ascends, and so do the stretches. Two stretches neither overlap nor touch."""
     cdef int64_t i, begin, end, n = 0, count = fences.shape[0]
     out = np.empty((hi.shape[0], 2), np.int64)
     cdef int64_t[:, ::1] span = out
@@ -370,8 +379,8 @@ cdef int _check_page(const uint8_t* page, int64_t number) except -1 nogil:
 
 
 ctypedef struct Match:
-    int64_t count  # of the entries with a query's hash
-    int64_t place  # of the first: its page times the entries a page, and its place there
+    int64_t count  # the number of entries with the query's hash
+    int64_t place  # the place of the first entry: its page times the entries of a page, plus its place in the page
     uint32_t file
     uint32_t position
 
@@ -389,7 +398,8 @@ def _longer(part, int64_t room):
 
 
 cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* queries) noexcept nogil:
-    """Hashes in about ascending order, if there are enough to gain by it."""
+    """Write the hashes to `queries` in almost ascending order. If there are too few for the order to save time, they
+    stay in their order."""
     cdef int64_t i, bucket, before, count, at, n = hi.shape[0]
     cdef int64_t starts[BUCKETS]
     memset(starts, 0, sizeof(starts))
@@ -411,10 +421,11 @@ cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* quer
 
 
 cdef class Pages:
-    """Pages in ascending order, read in place: all of a run, or those that the caller has fetched.
+    """Pages in ascending order, which are read in place: all pages of a run, or the pages that the caller has fetched.
 
-    `pages` uint8[4096 * n], `fences` uint64[n] first hashes, `numbers` int64[n] of the pages in their run, or none where
-    these are all pages. Each page's checksum is compared when it is first read.
+    `pages` is uint8[4096 * n]. `fences`, uint64[n], has the first hash of each page. `numbers`, int64[n], has the
+    number of each page in its run; it is empty if these are all pages. The checksum of a page is verified when the page
+    is first read.
     """
 
     cdef const uint8_t[::1] _pages
@@ -434,7 +445,7 @@ cdef class Pages:
         self._read = np.zeros(self._count, dtype=np.uint8)
 
     cdef int64_t _entries(self, int64_t page) except -1 nogil:
-        """How many a page has. Its checksum has been found right, now or earlier."""
+        """Return how many entries a page has. The page's checksum is verified if that was not done before."""
         cdef const uint8_t* at
         if not self._read[page]:
             at = &self._pages[page * PAGE]
@@ -449,11 +460,12 @@ cdef class Pages:
         return _first(&self._pages[page * PAGE]) + at
 
     cdef inline uint64_t _end(self, int64_t page) noexcept nogil:
-        """The first hash of the page behind it."""
+        """Return the first hash of the next page."""
         return self._fences[page + 1] if page + 1 < self._count else UINT64_MAX
 
     cdef int _next(self, int64_t* page, int64_t* at, uint64_t hi, uint64_t lo) except -1 nogil:
-        """1 where the entry at (page, at), or the first behind it, has this hash, and its place; else 0."""
+        """Return 1 if the entry at (page, at), or the first entry after that place, has this hash, and set (page, at)
+        to its place. Otherwise return 0."""
         cdef const Entry* entry
         while page[0] < self._count:
             if at[0] < self._entries(page[0]):
@@ -471,7 +483,8 @@ cdef class Pages:
         return 0
 
     cdef int _find(self, int64_t fence, int64_t* page, int64_t* at, uint64_t hi, uint64_t lo) except -1 nogil:
-        """As `_next`, of all entries. `fence` is the first that is not less than `hi`."""
+        """Find the first entry with this hash in all pages, and return as `_next` does. `fence` is the place of the
+        first fence that is not less than `hi`."""
         cdef int64_t n
         page[0] = fence - 1 if fence else 0
         if self._count == 0 or self._fences[page[0]] > hi:
@@ -492,7 +505,8 @@ cdef class Pages:
             prefetch(self._entry(page, min(at + 4, PER_PAGE - 1)))
 
     def find(self, uint64_t hi, uint64_t lo):
-        """[(file, position), …] of one hash. ValueError where a page that is read is damaged."""
+        """Return [(file, position), …] of the entries with one hash. Raises ValueError if a page that is read is
+        damaged."""
         cdef int64_t page, at
         cdef const Entry* entry
         found = []
@@ -507,11 +521,12 @@ cdef class Pages:
         return found
 
     def lookup(self, const uint64_t[::1] hi, const uint64_t[::1] lo):
-        """(query int64[m], file int32[m], position int64[m]), by query, then by file and position. ValueError as `find`.
+        """Return (query int64[m], file int32[m], position int64[m]) in the order of queries, then of files and
+        positions. Raises ValueError if a page that is read is damaged.
 
-        By stretches of queries: each in the order of its hashes, about, so that neighbours share pages of the run and of
-        memory's tables; and in groups, each step for all of a group, so that it waits for memory once a step and not
-        once a hash.
+        The queries are processed in stretches. The hashes of a stretch are almost in order, so that neighbours share
+        pages of the run and entries of the page table. A stretch is processed in groups. Each step is done for all
+        queries of a group, so that it waits for memory once for the group and not once for each hash.
         """
         cdef int64_t i, stop, n = hi.shape[0] if self._count else 0, room = max(n, 1), out = 0, more
         if lo.shape[0] != hi.shape[0]:
@@ -527,7 +542,7 @@ cdef class Pages:
             with nogil:
                 _ascending(hi[i:stop], lo[i:stop], ascending)
                 more = self._locate(ascending, stop - i, match)
-            if out + more > room:  # keys of several rows
+            if out + more > room:  # some keys have several rows
                 room = max(2 * room, out + more)
                 queries, files, positions = (_longer(part, room) for part in (queries, files, positions))
             self._emit(hi[i:stop], lo[i:stop], match, i, queries[out:], files[out:], positions[out:])
@@ -536,7 +551,7 @@ cdef class Pages:
         return queries[:out], files[:out], positions[:out]
 
     cdef int64_t _locate(self, const Query* queries, int64_t n, Match* match) except -1 nogil:
-        """Finds the matches of n queries; returns how many there are."""
+        """Find the matches of n queries. Returns how many matches there are."""
         cdef int64_t start, j, size, total = 0
         cdef int64_t fence[GROUP]
         cdef const Query* group
@@ -554,7 +569,7 @@ cdef class Pages:
         return total
 
     cdef int64_t _match(self, const Query* query, int64_t fence, Match* match) except -1 nogil:
-        """Of one query; how many."""
+        """Find the matches of one query. Returns how many matches there are."""
         cdef int64_t page, at
         cdef const Entry* entry
         match.count = 0
@@ -578,7 +593,7 @@ cdef class Pages:
         int32_t[::1] file,
         int64_t[::1] position,
     ) except -1:
-        """Writes the matches of queries in their order, which are numbered from `first`."""
+        """Write the matches of the queries in the order of the queries, whose numbers begin at `first`."""
         cdef int64_t i, page, at, out = 0
         with nogil:
             for i in range(hi.shape[0]):
@@ -597,9 +612,10 @@ cdef class Pages:
         return 0
 
     def check(self, uint64_t[::1] counts):
-        """Reads every page: checksums, fences, order. Adds the entries of each file to `counts` and returns their sum.
+        """Read every page, and verify its checksum, its fence and the order of its entries. The number of entries of
+        each file is added to `counts`. Returns the number of all entries.
 
-        ValueError where something does not fit.
+        Raises ValueError if a page is damaged, or its entries are out of order.
         """
         cdef int64_t page, at, n, total = 0
         cdef const Entry* entry

@@ -1,8 +1,8 @@
-"""Whether a row of a file has a requested key in each of several columns; loops run without the GIL.
+"""Checks whether a file has a row with a requested key in each of several columns. The loops run without the GIL.
 
-Rows are checked 64 at a time, column by column, while any of them is left; the first row that is left after all columns
-is the result. For a column with many remaining rows the whole dictionary is looked up once, otherwise the key of each
-row.
+Rows are checked 64 at a time, column by column, while any of the 64 rows remains. The search ends at the first row that
+remains after all columns. If many rows of a column remain, the whole dictionary is compared with the requested keys
+once. Otherwise the key of each row is looked up.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -38,11 +38,13 @@ cdef struct Asked:
 
 
 def any_row(list columns, Py_ssize_t rows, among):
-    """Whether one of `rows` rows, of those `among` (Bits, or None for all), is in every column.
+    """Return whether one of the file's `rows` rows has a requested key in every column. If `among` (Bits) is not None,
+    only its rows count.
 
-    A column is (its dictionary, its slices, Bits of the rows that have no key or None, what `table_of` made of the wanted
-    codes or None for all of the span, the least of those, how many codes that spans, 1 or more). ValueError where the
-    parts do not fit one another.
+    A column is (dictionary, slices, gone, table, low, span). `gone` are Bits of the rows that have no key, or None.
+    `table` is a table of the requested codes that `table_of` made, or None if all codes in the span are requested.
+    `low` is the least requested code, and `span` the number of codes from the least to the greatest requested code, at
+    least 1. Raises ValueError if the parts of a column do not fit one another.
     """
     cdef int n = len(columns), c
     cdef Py_ssize_t words = (rows + 63) // 64, word
@@ -112,14 +114,15 @@ def any_row(list columns, Py_ssize_t rows, among):
 
 
 cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
-    """Leaves of the rows of a word those with a wanted key. False where a rank is beyond the dictionary."""
+    """Remove the rows without a requested key from `rows`, which are bits of one word. Returns False if a row has a
+    rank beyond the dictionary."""
     cdef uint64_t left = rows[0], kept = 0, x, at
     cdef uint64_t[4] ranks
     cdef uint32_t rank, count = <uint32_t>one.count
     cdef int k, plane, group, top, planes = (one.slices + 7) // 8, many = seamark_count(left)
     one.looked += many
     if one.marks == NULL and one.looked * DEAR > count:
-        one.marks = _marks(one)  # where there is no memory, each key is looked up alone
+        one.marks = _marks(one)  # without memory for the marks, each key is looked up alone
         if one.marks != NULL:
             one.wanted = _singles(one)
     if one.marks != NULL and one.wanted <= SINGLES_MAX and many > FEW:
@@ -167,7 +170,8 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
 
 
 cdef int _singles(Asked *one) noexcept nogil:
-    """How many ranks are wanted, or more than are listed; these are compared one by one, slice by slice."""
+    """List the requested ranks in `singles`, which are then compared one by one, slice by slice. Returns how many ranks
+    are requested, or SINGLES_MAX + 1 if there are too many for `singles`."""
     cdef Py_ssize_t rank
     cdef int wanted = 0
     for rank in range(one.count):
@@ -191,7 +195,7 @@ cdef inline bint _is_wanted(const Asked *one, uint64_t at) noexcept nogil:
 
 
 cdef inline uint64_t _code(const uint64_t *packed, int width, int k) noexcept nogil:
-    """The k-th number of so many bits, 1 to 63."""
+    """Return the k-th number of numbers with `width` bits each, 1 to 63."""
     cdef int bit = k * width, within = bit & 63
     cdef uint64_t code = packed[bit >> 6] >> within
     if within + width > 64:
@@ -200,7 +204,7 @@ cdef inline uint64_t _code(const uint64_t *packed, int width, int k) noexcept no
 
 
 cdef uint64_t _number(const Asked *one, uint32_t rank) noexcept nogil:
-    """The key of a rank below `count` (`_ordered.pyx`)."""
+    """Return the key of a rank below `count`; `_ordered.pyx` describes the layout."""
     cdef Py_ssize_t block = rank // NUMBERS
     cdef int k, within = rank % NUMBERS
     cdef int width = one.words[block + 1] - one.words[block]
@@ -216,7 +220,7 @@ cdef uint64_t _number(const Asked *one, uint32_t rank) noexcept nogil:
 
 
 cdef uint8_t *_marks(const Asked *one) noexcept nogil:
-    """1 for each rank whose key is wanted; NULL where there is no memory."""
+    """Return an array with 1 for each rank whose key is requested, or NULL when there is no memory."""
     cdef Py_ssize_t block, i, there
     cdef int width
     cdef const uint64_t *packed

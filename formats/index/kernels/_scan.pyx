@@ -1,20 +1,22 @@
-"""Kernels over the packed columns of many blocks, without the GIL.
+"""Kernels over the packed columns of many blocks. They run without the GIL.
 
-A selection is a state per block (0 no row, 1 every row, 2 the rows whose byte in `mask` is 1) and one mask over all
-rows of the view. Each kernel narrows a selection by one test of one side of a column; blocks whose summary decides the
-test are not read. A block without the column, and a row without the value, are kept.
+A selection is a state for each block (0: no row, 1: every row, 2: the rows whose byte in `mask` is 1), and one mask
+over all rows of the view. Each kernel narrows a selection by one test of the lower or the upper side of a column. A
+block whose summary decides the test is not read. If a block does not have the column, or a row does not have a value,
+the block or row is kept.
 
-`layout` is int64[blocks, 15], addresses absolute:
-    form (-1: nothing known), width, codes, presence (0: all there), rows, first row in the mask, base,
-    common, length of common, lengths, ends (0: no tails), tails, bytes a length, sketch (0: none), shift
+`layout` is int64[blocks, 15] with absolute addresses:
+    form (-1: nothing known), width, codes, presence (0: no value is absent), rows, first row in the mask, base,
+    common prefix, its length, lengths, ends (0: no tails), tails, bytes of a length, sketch (0: no sketch), shift
 
-A sketch has one byte for each code: of integers `code >> shift`, of floats their place between the least and the
-greatest, of strings how many of some codes are less or equal. It decides most rows, and of the codes only those are
-read whose byte is that of the literal.
+A sketch has one byte for each row. For an integer the byte is `code >> shift`. For a float it is the place between the
+least and the greatest value. For a string it is how many of 127 sorted codes are less than or equal to the string's
+code. The sketch decides most rows. Codes are read only for rows whose byte equals the byte of the literal.
 
-Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), on one
-bit for each row: what one comparison leaves of a block is still in the processor's cache for the next. Rows whose sketch
-does not decide are compared by their codes last, when the sketches of all comparisons have left few.
+Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), with
+one bit for each row. The rows of a block that remain after one comparison are still in the processor's cache for the
+next one. Rows that a sketch does not decide are compared by their codes last, when the sketches of all comparisons have
+left few rows.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -398,7 +400,8 @@ cdef inline bint there(int64_t presence, int64_t row) noexcept nogil:
 
 
 cdef inline int decide(int op, bint low_above, bint high_below, bint low_equal, bint high_equal) noexcept nogil:
-    """0: no row passes, 1: all pass, 2: to be read; from the position of the summary [low, high] relative to the literal."""
+    """Compare the summary [low, high] of a block with the literal. Returns 0 if no row passes, 1 if all rows pass, and
+    2 if the rows must be read."""
     if op == LE:
         return 0 if low_above else 1 if (high_below or high_equal) else 2
     if op == LT:
@@ -409,8 +412,9 @@ cdef inline int decide(int op, bint low_above, bint high_below, bint low_equal, 
 
 
 def sketch(int64_t codes, int width, int64_t rows):
-    """(bytes[rows], shift) of `rows` codes of 4 or 8 bytes at an address. None if one byte is that of more than a
-    64th of the rows, as when one code is much greater than all others: then the codes are read faster."""
+    """Make a sketch of `rows` codes of 4 or 8 bytes, which begin at the address `codes`. Returns (bytes[rows], shift).
+    Returns None if more than a 64th of the rows have the same byte, as when one code is much greater than all others.
+    Reading the codes is then faster than reading the sketch."""
     made = np.empty(rows, dtype=np.uint8)
     cdef uint8_t[::1] out = made
     cdef int shift = 0
@@ -431,8 +435,8 @@ def sketch(int64_t codes, int width, int64_t rows):
 
 
 def sketch_floats(int64_t codes, int width, int64_t rows):
-    """As `sketch`, for floats without NaN: bytes[16 + rows], of which the first 16 are two doubles: the least value and
-    the scale."""
+    """Make a sketch of floats without NaN. Returns bytes[16 + rows], or None as `sketch` does. The first 16 bytes are
+    two doubles: the least value and the scale."""
     made = np.empty(16 + rows, dtype=np.uint8)
     cdef uint8_t[::1] out = made
     cdef int64_t[256] times
@@ -450,8 +454,8 @@ def sketch_floats(int64_t codes, int width, int64_t rows):
 
 
 def sketch_strings(int64_t codes, int width, int64_t rows, const uint64_t[::1] bounds):
-    """As `sketch`, for the codes of strings: bytes[8 * 127 + rows], of which the first are `bounds`, 127 codes in order.
-    None if one byte is that of more than a 32nd of the rows, as when many strings are equal."""
+    """Make a sketch of the codes of strings. Returns bytes[8 * 127 + rows], which begin with `bounds`, 127 codes in
+    order. Returns None if more than a 32nd of the rows have the same byte, as when many strings are equal."""
     if bounds.shape[0] != BOUNDS:
         raise ValueError("a sketch of strings needs 127 bounds")
     made = np.empty(8 * BOUNDS + rows, dtype=np.uint8)
@@ -482,10 +486,11 @@ cdef struct Comparison:
     int form
     int64_t literal
     double real
-    const uint8_t *text  # of `size` bytes, of which `head` is the first eight
+    const uint8_t *text  # `size` bytes; `head` is the first eight of them
     int64_t size
     uint64_t head
-    # Of the block that is compared: whether `ties` are to be compared, and with which code.
+    # These fields change with each block: whether the rows in `ties` must be compared by their codes, and with which
+    # code.
     bint undecided
     uint64_t code
     uint64_t *ties
@@ -502,8 +507,8 @@ cdef enum:
 
 
 cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
-    """Comparisons as tuples (layout, low, high, op, literal), whose literals are int, float or bytes. At most 16.
-    `into` is valid as long as the tuples are."""
+    """Read comparisons, which are tuples (layout, low, high, op, literal) with an int, float or bytes as the literal.
+    There can be at most 16. `into` is valid while the tuples are alive."""
     cdef const int64_t[:, ::1] layout
     cdef const int64_t[::1] longs
     cdef const double[::1] doubles
@@ -545,7 +550,7 @@ cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
 
 
 cdef inline bint compare_longs(Comparison *one, Py_ssize_t b, uint64_t *bits, uint8_t *bytes) noexcept nogil:
-    """Clears the bits of rows of a block that do not pass. Returns whether one is left."""
+    """Clear the bits of the rows of a block that do not pass. Returns whether at least one row remains."""
     cdef const int64_t *column = one.layout + LAYOUT * b
     cdef int64_t low = one.lows[b], high = one.highs[b], literal = one.literal
     cdef int op = one.op, width = column[WIDTH], verdict
@@ -557,7 +562,8 @@ cdef inline bint compare_longs(Comparison *one, Py_ssize_t b, uint64_t *bits, ui
         return verdict
     most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * width)
     if literal < column[BASE]:
-        # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
+        # Only a summary with an open end leaves this case undecided. No value of the block is less than the literal,
+        # and rows without a value are kept.
         if op >= GE:
             return True
         code = 0
@@ -587,7 +593,7 @@ cdef inline bint compare_longs(Comparison *one, Py_ssize_t b, uint64_t *bits, ui
 
 
 cdef inline bint compare_doubles(Comparison *one, Py_ssize_t b, uint64_t *bits, uint8_t *bytes) noexcept nogil:
-    """As `compare_longs`."""
+    """Do the work of `compare_longs` for doubles."""
     cdef const int64_t *column = one.layout + LAYOUT * b
     cdef double low = one.low_reals[b], high = one.high_reals[b], literal = one.real
     cdef int verdict
@@ -607,7 +613,7 @@ cdef inline bint compare_doubles(Comparison *one, Py_ssize_t b, uint64_t *bits, 
 
 
 cdef bint compare_strings(Comparison *one, Py_ssize_t b, int64_t words, uint64_t *bits, uint8_t *bytes) noexcept nogil:
-    """As `compare_longs`."""
+    """Do the work of `compare_longs` for strings."""
     cdef const int64_t *column = one.layout + LAYOUT * b
     cdef int64_t shared = column[COMMON_SIZE], row
     cdef int order, op = one.op
@@ -638,7 +644,8 @@ cdef bint compare_strings(Comparison *one, Py_ssize_t b, int64_t words, uint64_t
         one.undecided = True
         return seamark_narrow_to(<const uint8_t *>column[SKETCH], column[ROWS],
                                  seamark_code_literal(<const uint8_t *>column[SKETCH], code), op < GE, bits, one.ties)
-    # Codes first, for all rows at once; then the ties, of which there are none in most blocks.
+    # Codes are compared first, for all rows at once. Then the rows whose code equals the literal's are compared. Most
+    # blocks have no such row.
     seamark_codes(column[WIDTH], LE if op < GE else GE, <const void *>column[CODES], bytes, column[ROWS], code, True)
     some = seamark_and(bytes, column[ROWS], bits)
     if some and seamark_ties(column[WIDTH], <const void *>column[CODES], column[ROWS], code):
@@ -648,7 +655,7 @@ cdef bint compare_strings(Comparison *one, Py_ssize_t b, int64_t words, uint64_t
 
 
 cdef void check_strings(const Comparison *one, const int64_t *column, uint64_t *bits, int64_t words) noexcept nogil:
-    """Clears the bits of the rows of `one.ties` that do not pass."""
+    """Clear the bits of the rows of `one.ties` that do not pass."""
     cdef int64_t[128] rows
     cdef int64_t row, word = 0, shared = column[COMMON_SIZE]
     cdef int k, found, width = column[WIDTH]
@@ -672,7 +679,7 @@ cdef void check_strings(const Comparison *one, const int64_t *column, uint64_t *
 
 cdef int64_t compare_block(Comparison *each, int count, Py_ssize_t b, int64_t words, uint64_t *bits, uint64_t *ties,
                            uint8_t *bytes) noexcept nogil:
-    """Clears the bits of the rows of a block that do not pass all comparisons. Returns how many are left. `ties`,
+    """Clear the bits of the rows of a block that do not pass all comparisons. Returns how many rows remain. `ties`,
     [count * words], and `bytes`, [64 * words], are overwritten."""
     cdef const int64_t *column
     cdef bint some
@@ -703,7 +710,8 @@ cdef int64_t compare_block(Comparison *each, int count, Py_ssize_t b, int64_t wo
 
 
 cdef uint64_t *scratch_for(int count, int64_t largest) except NULL:
-    """Memory for `compare_block`, for blocks of at most `largest` rows: bits, ties, bytes. To be freed."""
+    """Allocate memory for `compare_block`: bits, ties and bytes for blocks of at most `largest` rows. The caller frees
+    it."""
     cdef uint64_t *scratch = <uint64_t *>PyMem_Malloc((count + 9) * words_of(largest) * sizeof(uint64_t) + 1)
     if scratch == NULL:
         raise MemoryError()
@@ -715,7 +723,7 @@ cdef inline int64_t words_of(int64_t rows) noexcept nogil:
 
 
 cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
-    """Whether the summary shows that no row of the block passes."""
+    """Return whether the summary shows that no row of the block passes."""
     cdef const int64_t *column = one.layout + LAYOUT * b
     cdef double low, high
     if column[FORM] < 0:
@@ -732,8 +740,9 @@ cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
 
 
 def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, uint8_t[::1] mask):
-    """Keeps rows whose values pass all comparisons, at most 16: (layout, low, high, op, literal), where `op` is 0 <=,
-    1 <, 2 >=, 3 >. A literal of doubles is a float, of strings bytes."""
+    """Narrow a selection to the rows that pass all comparisons, of which there are at most 16. A comparison is (layout,
+    low, high, op, literal). `op` is 0 for <=, 1 for <, 2 for >=, and 3 for >. The literal is a float for doubles, and
+    bytes for strings."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
     cdef int count
@@ -764,7 +773,8 @@ def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, u
 
 
 def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] state, const uint8_t[::1] mask=None):
-    """What `collect` returns after `narrow_all`, which is not done. Without a mask no block has state 2."""
+    """Return the result of `narrow_all` and then `collect`, but do not change the selection. Without a mask no block
+    may have state 2."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
     cdef int k, count
@@ -834,7 +844,7 @@ def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] s
 
 cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept nogil:
     cdef uint64_t value = 0
-    if width:  # all values of the block are equal: then there are no codes, and no address
+    if width:  # if all values of the block are equal, there are no codes and no address
         memcpy(&value, codes + row * width, width)
     return value
 
@@ -848,7 +858,8 @@ cdef inline uint64_t prefix_of(const uint8_t *text, int64_t size, int width) noe
 
 
 cdef int beside_common(const int64_t *column, const uint8_t *text, int64_t size) noexcept nogil:
-    """-1: every value is less than the text; 1: greater; 0: the text begins with what they have in common."""
+    """Compare the common prefix of a block with the text. Returns -1 if every value is less than the text, 1 if every
+    value is greater, and 0 if the text begins with the common prefix."""
     cdef int64_t shared = column[COMMON_SIZE]
     cdef int order = memcmp(<const void *>column[COMMON], text, min(shared, size)) if shared > 0 and size > 0 else 0
     if order:
@@ -857,7 +868,8 @@ cdef int beside_common(const int64_t *column, const uint8_t *text, int64_t size)
 
 
 cdef int compare(const int64_t *column, int64_t row, uint64_t code, const uint8_t *text, int64_t size) noexcept nogil:
-    """A value beside what of the text follows the common prefix (`code` its first bytes): -1, 0 or 1."""
+    """Compare the value of a row with `text`, both without the common prefix. `code` is the first bytes of `text`.
+    Returns -1, 0 or 1 for a value that is less, equal or greater."""
     cdef int width = column[WIDTH], order
     cdef uint64_t mine
     cdef int64_t length, own, other
@@ -889,7 +901,8 @@ cdef inline bint passes(int op, int order) noexcept nogil:
 
 def narrow_uuids(const int64_t[:, ::1] layout, const uint64_t[::1] low, const uint64_t[::1] high,
                  uint8_t[::1] state, uint8_t[::1] mask, int op, const uint8_t[::1] literal):
-    """As a comparison of strings. Some writers order UUIDs as two signed longs: both orders must rule a row out."""
+    """Narrow a selection by the comparison of UUIDs with a literal. Some writers order UUIDs as strings, others as two
+    signed longs. A row is removed only if it fails in both orders."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef const uint8_t *text = &literal[0] if literal.shape[0] else NULL
     cdef int64_t size = literal.shape[0]
@@ -912,14 +925,15 @@ def narrow_uuids(const int64_t[:, ::1] layout, const uint64_t[::1] low, const ui
 
 
 cdef bint differ_by_sign(const int64_t *column, int64_t row, const uint8_t *text, int64_t size) noexcept nogil:
-    """Whether a UUID and the text may compare the other way round when their halves are signed."""
+    """Return whether the order of a UUID and the text may be reversed when their halves are signed."""
     cdef uint64_t head
     cdef int64_t shared = column[COMMON_SIZE]
     cdef int width = column[WIDTH]
     if size != 16:
         return True
     if shared >= 8:
-        # The upper halves are equal, or differ within what all share: there only the first bit is signed.
+        # The upper halves are equal, or they differ within the prefix that all values share. In the prefix only the
+        # first bit is a sign.
         return memcmp(<const void *>column[COMMON], text, 8) == 0 or ((<const uint8_t *>column[COMMON])[0] ^ text[0]) >> 7
     if shared > 0:
         if ((<const uint8_t *>column[COMMON])[0] ^ text[0]) >> 7:
@@ -965,7 +979,7 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
 
 
 cdef inline bint any_between(const int64_t[::1] literals, int64_t low, int64_t high) noexcept nogil:
-    """Whether one of the sorted literals is within [low, high]."""
+    """Return whether one of the sorted literals is within [low, high]."""
     cdef int64_t left = 0, right = literals.shape[0], middle
     while left < right:
         middle = (left + right) >> 1
@@ -978,7 +992,8 @@ cdef inline bint any_between(const int64_t[::1] literals, int64_t low, int64_t h
 
 def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, const int64_t[::1] least,
                     const int64_t[::1] most, uint8_t[::1] state, uint8_t[::1] mask, const int64_t[::1] literals):
-    """Keeps rows with a literal between lower and upper; `literals` sorted, `least` and `most` the blocks' summaries."""
+    """Narrow a selection to the rows with a literal between their lower and upper bound. `literals` are sorted. `least`
+    and `most` are the summaries of the blocks."""
     cdef Py_ssize_t b, n = lower.shape[0]
     cdef int64_t rows, row, kept, first, lo, hi
     cdef uint8_t keep
@@ -1011,7 +1026,8 @@ def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, co
 
 def merge(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask,
           const uint8_t[::1] other_state, const uint8_t[::1] other_mask):
-    """The union of two selections, into the first. Of `layout` only rows and first row are read."""
+    """Add the rows of the other selection to the first selection. Only the number of rows and the first row are read
+    from `layout`."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef int64_t i, first, rows
     with nogil:
@@ -1032,7 +1048,8 @@ def merge(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask,
 
 
 def intersect(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask, const uint8_t[::1] kept):
-    """Narrows a selection to the rows whose byte in `kept` is 1. Of `layout` only rows and first row are read."""
+    """Narrow a selection to the rows whose byte in `kept` is 1. Only the number of rows and the first row are read from
+    `layout`."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef int64_t i, first, rows
     cdef uint8_t some, every
@@ -1059,7 +1076,7 @@ def intersect(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mas
 
 
 def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
-    """How many rows are selected."""
+    """Return how many rows are selected."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef int64_t total = 0
     with nogil:
@@ -1072,14 +1089,15 @@ def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[
 
 
 def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
-    """int64[selected], the names of the rows in order: a block's base and on."""
+    """Return the numbers of the selected rows in order, as int64[selected]. The numbers of a block's rows begin at the
+    block's base."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef int64_t i, name, rows, at = 0, total = count(layout, state, mask)
     if total == 0:
         return np.empty(0, dtype=np.int64)
     found = np.empty(total, dtype=np.int64)
     cdef int64_t[::1] out = found
-    cdef int64_t *names = &out[0]  # a block without a selected row may come after the last name
+    cdef int64_t *names = &out[0]  # a block without a selected row may come after the last number
     with nogil:
         for b in range(n):
             rows = layout[b, ROWS]

@@ -1,6 +1,6 @@
-"""XXH64 (xxHash specification 0.1.1, "XXH64 algorithm description"): 64 bits of any bytes, the same on every machine.
+"""XXH64 (xxHash specification 0.1.1, "XXH64 algorithm description"): a 64-bit hash of bytes, the same on every machine.
 
-Words are little-endian, like all arrays of an index, and loaded on a little-endian machine.
+Words are little-endian, like all arrays of an index. The machine must be little-endian, too.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -45,12 +45,12 @@ cdef inline uint64_t finished(uint64_t state) noexcept nogil:
 
 
 cdef inline uint64_t xxh64_word(uint64_t word, uint64_t seed) noexcept nogil:
-    """Of the 8 bytes of one word."""
+    """Return the hash of the 8 bytes of one word."""
     return finished(with_word(seed + P5 + 8, word))
 
 
 cdef inline uint64_t xxh64(const uint8_t* data, size_t size, uint64_t seed) noexcept nogil:
-    """Of `size` bytes; `data` may be NULL when there are none."""
+    """Return the hash of `size` bytes. `data` may be NULL if `size` is 0."""
     cdef const uint8_t* at = data
     cdef size_t left = size
     cdef uint64_t state, a, b, c, d

@@ -364,8 +364,8 @@ class ChangeApplication:
                 )
 
 
-def _find_first(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> ManifestEntry | None:
-    return next((entry for entry in entries if key_of(entry.file) in named), None)
+def _find_first(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> ManifestEntry | None:
+    return next((entry for entry in entries if key_of(entry.file) in removes), None)
 
 
 def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:

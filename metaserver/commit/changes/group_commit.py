@@ -467,8 +467,8 @@ class Commits:
         now_ms, snapshot_id, fence = self._context.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
-            named = pending.request.producer
-            operations.append(AdvanceProducer(pending.uuid, named.id, named.sequence, snapshot_id, now_ms))
+            producer = pending.request.producer
+            operations.append(AdvanceProducer(pending.uuid, producer.id, producer.sequence, snapshot_id, now_ms))
         if pending.request.flushed:
             operations.append(MoveFlushedOffsets(pending.uuid, pending.request.flushed))
         by_definition: dict[str, list[RegisteredIndexFile]] = {}

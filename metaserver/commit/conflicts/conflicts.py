@@ -63,7 +63,7 @@ class ConflictCheck:
 
     Attributes:
         listed: The manifests of the head.
-        found: The files to remove.
+        to_remove: The files to remove.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ConflictCheck:
         metadata: TableMetadata,
         listed: Sequence[ManifestFile],
         change: Change,
-        found: FilesToRemove,
+        to_remove: FilesToRemove,
     ) -> None:
         self._files = files
         self._manifests = manifests
         self._metadata = metadata
         self._listed = drop_dead_manifests(listed)
         self._change = change
-        self._found = found
+        self._found = to_remove
         self._partitions = PartitionOverlap(metadata)
         self._targets: tuple[ReadScope, Targets] | None = None
 
@@ -117,11 +117,11 @@ class ConflictCheck:
     # Checks of the current snapshot
 
     async def _check_live(self, paths: set[str]) -> None:
-        _, gone = await self._live_files(paths)
-        if gone is not None:
+        _, missing = await self._live_files(paths)
+        if missing is not None:
             raise Collision(
                 "file-gone",
-                f"The change adds deletes for {gone[:1000]}, which is no longer in the table; compute the "
+                f"The change adds deletes for {missing[:1000]}, which is no longer in the table; compute the "
                 "change again from the current snapshot",
             )
 
@@ -133,8 +133,8 @@ class ConflictCheck:
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
-        rows, gone = await run_by_count(view.file_count + len(paths), partial(_entry_ids_at, view, paths))
-        return (view, rows), gone
+        rows, missing = await run_by_count(view.file_count + len(paths), partial(_entry_ids_at, view, paths))
+        return (view, rows), missing
 
     async def _check_vectors(self) -> None:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
@@ -150,8 +150,8 @@ class ConflictCheck:
 
     def _vectors(self) -> set[str]:
         """Return the data files for which the change adds deletion vectors."""
-        named = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
-        return {path for path in named if path is not None}
+        referenced = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
+        return {path for path in referenced if path is not None}
 
     def _find_other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
         """Return the first deletion vector for one of the data files that the change does not remove, or None."""
@@ -204,8 +204,8 @@ class ConflictCheck:
         not rows that other commits have rewritten.
         """
         change = self._change
-        gone = await run_by_count(len(self._found.files), self._list_removed_by_name)
-        await self._refuse_matching(deletes, gone, vectors=True)
+        removed = await run_by_count(len(self._found.files), self._list_removed_by_name)
+        await self._refuse_matching(deletes, removed, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # A row that the change deletes by position has been read, so it is in the scope.
@@ -402,8 +402,8 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
 
     Also return the subset that the change does not add itself.
     """
-    named = {file.referenced_data_file for file in change.positional}
-    referenced = {path for path in named if path is not None}
+    paths = {file.referenced_data_file for file in change.positional}
+    referenced = {path for path in paths if path is not None}
     return referenced, referenced - {file.file_path for file in change.data}
 
 
@@ -415,8 +415,8 @@ def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | N
         matches = rows_of(block, searched)
         missing.difference_update(matches)
         rows += [(number << ENTRY_BITS) | row for row in matches.values()]
-    gone = min(missing).decode() if missing else None
-    return np.array(sorted(rows), dtype=np.int64), gone
+    first_missing = min(missing).decode() if missing else None
+    return np.array(sorted(rows), dtype=np.int64), first_missing
 
 
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:

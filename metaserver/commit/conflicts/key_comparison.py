@@ -86,9 +86,9 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
             continue
         part = _select_files(added, positions)
         narrow_by_stats(part, condition, never)
-        met = set(part.positions().tolist())
-        _drop(selection, [position for position in positions if position not in met])
-        left += (_file(added.view, position, condition) for position in sorted(met))
+        matching = set(part.positions().tolist())
+        _drop(selection, [position for position in positions if position not in matching])
+        left += (_file(added.view, position, condition) for position in sorted(matching))
     return selection, left
 
 
@@ -185,11 +185,11 @@ async def find_first_match(
         return None
     if len(pairs) > FILES_MAX * FILES_MAX:  # There are more than FILES_MAX files.
         return pairs[0]
-    named = {row for row, _ in pairs}, {delete for _, delete in pairs}
-    if sum(map(len, named)) > FILES_MAX:
+    row_sets = {row for row, _ in pairs}, {delete for _, delete in pairs}
+    if sum(map(len, row_sets)) > FILES_MAX:
         return pairs[0]
-    deletes = delete_files_at(view, named[1])
-    files = {row: _file(view, position, TRUE) for row, position in _positions(view, named[0])}
+    deletes = delete_files_at(view, row_sets[1])
+    files = {row: _file(view, position, TRUE) for row, position in _positions(view, row_sets[0])}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
     sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if (

@@ -113,8 +113,8 @@ def _sum_of(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
         if (block.longs("content") == EQUALITY_DELETES).any():
             return None
         records = block.longs("record_count")
-        named = strings(block.text_column("referenced_data_file"), rows)
-        applies = np.array([name is None or name in searched for name in named], dtype=np.bool_)
+        referenced = strings(block.text_column("referenced_data_file"), rows)
+        applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
         if (records[applies] < 0).any():
             return None
         deleted += int(records[applies].sum())

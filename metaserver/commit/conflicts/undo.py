@@ -77,10 +77,10 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     before, now = await _compare_live_entries(manifests, metadata, undone, head)
 
     def check() -> Undo:
-        gone = [before[key] for key in before.keys() - now.keys()]
-        new = [now[key] for key in now.keys() - before.keys()]
-        _check_gone(gone, added, {key.file_path for key in removed})
-        _check_new(new, {key.file_path for key in added}, removed)
+        removed_entries = [before[key] for key in before.keys() - now.keys()]
+        new_entries = [now[key] for key in now.keys() - before.keys()]
+        _check_removed(removed_entries, added, {key.file_path for key in removed})
+        _check_new(new_entries, {key.file_path for key in added}, removed)
         return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
 
     return await run_by_count(count + len(before) + len(now), check)
@@ -127,8 +127,8 @@ async def _restore_manifests(
     if not new and not old:
         raise BadRequest(f"Snapshot {snapshots[1].snapshot_id} changed no files and no manifests; nothing to undo")
     if not new <= paths[2]:
-        gone = min(new - paths[2])
-        raise Collision("undo", f"A later commit replaced {gone}, which the snapshot had written")
+        missing = min(new - paths[2])
+        raise Collision("undo", f"A later commit replaced {missing}, which the snapshot had written")
     restored = [manifest for manifest in before if manifest.manifest_path in old]
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
         manifest.content == 0 and manifest.first_row_id is None for manifest in restored
@@ -144,8 +144,12 @@ async def _compare_live_entries(
     lists = drop_dead_manifests(await manifests.read_list(older)), drop_dead_manifests(await manifests.read_list(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (
-        await _read_entries(manifests, metadata, [found for found in lists[0] if found.manifest_path not in paths[1]]),
-        await _read_entries(manifests, metadata, [found for found in lists[1] if found.manifest_path not in paths[0]]),
+        await _read_entries(
+            manifests, metadata, [manifest for manifest in lists[0] if manifest.manifest_path not in paths[1]]
+        ),
+        await _read_entries(
+            manifests, metadata, [manifest for manifest in lists[1] if manifest.manifest_path not in paths[0]]
+        ),
     )
 
 
@@ -161,10 +165,10 @@ def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
     entries_by_key.update((key_of(entry.file), entry) for entry in entries)
 
 
-def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
+def _check_removed(removed_entries: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
     """Check that later commits have removed no file that the snapshot added, and no deletes of restored files."""
     keys = set(added)
-    for entry in gone:
+    for entry in removed_entries:
         file = entry.file
         if key_of(file) in keys:
             raise Collision(

@@ -362,9 +362,9 @@ def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
             value = decoded.heap[starts[row] : starts[row] + lengths[row]].tobytes()
             size = len(value.decode(errors="replace")) if values.type == "string" else len(value)
             if size > width:
-                shown = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]
+                excerpt = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]
                 raise _ImpossibleValue(
-                    f"A data file of the commit has the partition value {shown!r} of {transform}, which has {size} "
+                    f"A data file of the commit has the partition value {excerpt!r} of {transform}, which has {size} "
                     "characters or bytes. Readers would not find its rows. DuckDB 1.5.5 writes such values if a text "
                     "contains characters that are composed of several code points: write these rows with "
                     "`seamark sql` or another engine"

@@ -313,19 +313,19 @@ class OrphanRemoval:
                 await note_removal(self._context, entry.uuid)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
-        done = msgspec.structs.replace(
+        deletion = msgspec.structs.replace(
             _report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
         )
         summary: dict[str, Any] = {
-            "deleted-files": done.files,
+            "deleted-files": deletion.files,
             "failed-files": failed,
-            "size-in-bytes": done.size_in_bytes,
-            **({"aborted-uploads": done.uploads} if done.uploads else {}),
+            "size-in-bytes": deletion.size_in_bytes,
+            **({"aborted-uploads": deletion.uploads} if deletion.uploads else {}),
         }
         await self._context.transact(
             [self._context.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
-        return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
+        return msgspec.structs.replace(deletion, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the files that other commits have added meanwhile.

@@ -87,8 +87,8 @@ async def find_unused(
     ]
     is_repeat = repeated is not None
     live = await _manifests(manifests, after.snapshots)
-    gone = await _manifests(manifests, removed, skip_missing=is_repeat)
-    unused = {key: manifest for key, manifest in gone.items() if key not in live}
+    removed_manifests = await _manifests(manifests, removed, skip_missing=is_repeat)
+    unused = {key: manifest for key, manifest in removed_manifests.items() if key not in live}
     if not is_repeat and len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
     unused_files: dict[str, tuple[str, int]] = {}
@@ -110,11 +110,11 @@ async def find_unused(
 
     def choose() -> UnusedFiles:
         content = [(path, size) for path, size in unused_files.values() if allowed(path)]
-        named = [manifest for manifest in unused.values() if allowed(manifest.manifest_path)]
-        size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in named)
+        unused_manifests = [manifest for manifest in unused.values() if allowed(manifest.manifest_path)]
+        size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in unused_manifests)
         return UnusedFiles(
             tuple(path for path, _ in content),
-            tuple(manifest.manifest_path for manifest in named),
+            tuple(manifest.manifest_path for manifest in unused_manifests),
             tuple(path for path in dict.fromkeys(unused_paths) if allowed(path)),
             size_bytes,
         )

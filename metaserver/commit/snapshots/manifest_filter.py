@@ -138,9 +138,9 @@ async def find_referring_entries(
     return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
 
 
-def _select_named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
+def _select_named(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> dict[Remove, ContentFile]:
     keyed_files = ((key_of(entry.file), entry.file) for entry in entries)
-    return {key: file for key, file in keyed_files if key in named}
+    return {key: file for key, file in keyed_files if key in removes}
 
 
 def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:

@@ -93,11 +93,11 @@ async def produce(
             )
     parent_id = None if parent is None else parent.snapshot_id
     location = await writer.manifest_list(tuple(listed), metadata, parent_id, sequence)
-    gone = await run_by_count(len(removed.files), partial(counts_of, removed.files))
+    removed_counts = await run_by_count(len(removed.files), partial(counts_of, removed.files))
     summary = summary_of(
         terms.operation,
         counts,
-        gone,
+        removed_counts,
         None if parent is None else parent.summary_map(),
         terms.summary,
         terms.producer,

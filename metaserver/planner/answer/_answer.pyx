@@ -1,18 +1,18 @@
-"""Writes rows of a block as text, from where their columns lie: one call for a few hundred files of an answer.
+"""Writes rows of a block as text, directly from the packed columns: one call for a few hundred files of a response.
 
-A row is a sequence of parts, the same for all rows of a call, each a tuple that begins with its kind:
+A row is a sequence of parts, which is the same for all rows of a call. Each part is a tuple that begins with its kind:
 
     (CONSTANT, bytes)
-    (CHOICE, list of bytes)                one a row, in the order of the rows
-    (NUMBER, prefix, integers)             nothing where absent
-    (ITEMS, prefix, suffix, sizes, values, how many values)  two times integers; nothing where there are none
-    (TEXT, prefix, suffix, column)         as the inside of a JSON string; nothing where absent
-    (HEX, prefix, suffix, column)          as hexadecimal digits; nothing where absent
+    (CHOICE, list of bytes)                one for each row, in the order of the rows
+    (NUMBER, prefix, integers)             nothing if the number is absent
+    (ITEMS, prefix, suffix, sizes, values, number of values)  sizes and values are integers; nothing for an empty list
+    (TEXT, prefix, suffix, column)         as the inside of a JSON string; nothing if the text is absent
+    (HEX, prefix, suffix, column)          as hexadecimal digits; nothing if the text is absent
 
-`integers` is (width, codes, presence, base): the code of a row over the base, the base alone where the width is 0.
-The values of a list follow on those of the rows before it: where it begins is the sum of their sizes.
-`column` is (width, codes, presence, common bytes, lengths, bytes a length, ends, tails), addresses absolute and 0 for what
-is not there; what they mean is in `formats/index/packing.py`.
+`integers` is (width, codes, presence, base). The value of a row is the base plus the code of the row, or the base alone
+if the width is 0. The values of all lists follow one another, so a list begins at the sum of the sizes of the lists
+before it. `column` is (width, codes, presence, common bytes, lengths, bytes of a length, ends, tails). Its addresses
+are absolute, and 0 for an array that the column does not have. `formats/index/packing.py` describes the arrays.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -59,7 +59,7 @@ cdef struct Part:
 
 cdef const char *DIGITS = b"0123456789ABCDEF"
 cdef bytes _TABLE = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
-"""Control characters, the quote and the backslash (RFC 8259, 7)."""
+"""Marks control characters, the quote and the backslash, which JSON escapes (RFC 8259, 7)."""
 cdef const uint8_t *ESCAPED = <const uint8_t *>PyBytes_AS_STRING(_TABLE)
 
 
@@ -202,7 +202,7 @@ cdef inline bint _is_there(const uint8_t *presence, int64_t row) noexcept nogil:
 
 
 cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nogil:
-    """Of a row that is there."""
+    """Return the integer of a row in which it is not absent."""
     cdef uint64_t code = 0
     if integers.width == 1:
         code = integers.codes[row]
@@ -212,12 +212,12 @@ cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nog
 
 
 cdef inline int64_t _size(const Integers *sizes, int64_t row) noexcept nogil:
-    """Of a list; 0 for one that is not there."""
+    """Return the size of the list of one row, or 0 if the list is absent."""
     return max(0, _integer(sizes, row)) if _is_there(sizes.presence, row) else 0
 
 
 cdef int64_t _sizes(const Integers *sizes, int64_t first, int64_t end) noexcept nogil:
-    """Together, of the lists of these rows."""
+    """Return the sum of the sizes of the lists of the rows [first, end)."""
     cdef int64_t row, total = 0, base = <int64_t>sizes.base
     if sizes.presence == NULL and base >= 0 and sizes.width <= 1:
         if sizes.width:
@@ -274,16 +274,17 @@ cdef int _write_items(_Out out, Part *part, int64_t row) except -1:
     for at in range(first, first + size):
         if at > first:
             out.put(b",", 1)
-        # The number that represents absence is absent, too.
+        # The integer that stands for an absent value is absent, too.
         out.number(_integer(&part.values, at) if _is_there(part.values.presence, at) else INT64_MIN)
     out.put(part.suffix, part.suffix_size)
     return 0
 
 
 def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes separator):
-    """The rows' texts, `separator` between them; lists are cheapest where rows ascend.
+    """Return the text of each row, with `separator` between the texts. Lists cost the least if the rows ascend.
 
-    IndexError for a row that the block does not have, ValueError where its lists do not add up.
+    Raises IndexError for a row that the block does not have, and ValueError if the lists of a part are longer than its
+    values.
     """
     cdef Py_ssize_t i, p, count = len(parts)
     cdef int64_t row

@@ -1,11 +1,13 @@
-"""Reads a packed column for chosen rows of many blocks into one array, without the GIL and without an object per row.
+"""Reads a packed column for chosen rows of many blocks into one array, without the GIL and without an object for each
+row.
 
-Segments, int64[segments, 4], list the rows to read, one for each stretch of rows of one block:
+Segments, int64[segments, 4], list the rows to read. Each segment is a stretch of rows of one block:
 
-    number of the block, first row in it, how many rows, place in `picks` (-1: the rows follow one another)
+    number of the block, its first row, number of rows, place in `picks` (-1: the rows follow one another)
 
-With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 15] as in `formats/index/kernels/_scan.pyx`; a
-block of another form than the requested form has no values.
+If a segment has a place, its rows are `picks[place : place + count]`. `layout` is int64[blocks, 15] as in
+`formats/index/kernels/_scan.pyx`. If a block has another form than the function reads, its values are absent. The
+outputs represent an absent integer as MISSING, the least int64.
 """
 
 from libc.math cimport NAN
@@ -85,7 +87,8 @@ ctypedef fused Real:
 cdef int64_t _check(
     const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks
 ) except -1:
-    """How many rows the segments have. IndexError where a block has not the rows."""
+    """Return how many rows the segments have. Raises IndexError if a segment names a row that its block does not
+    have."""
     cdef int64_t total = 0, s, i, number, first, count, at
     for s in range(segments.shape[0]):
         number, first, count, at = segments[s, 0], segments[s, 1], segments[s, 2], segments[s, 3]
@@ -107,7 +110,7 @@ cdef int64_t _check(
 
 
 def count(const int64_t[:, ::1] segments):
-    """How many rows they have."""
+    """Return how many rows the segments have."""
     cdef int64_t s, total = 0
     for s in range(segments.shape[0]):
         total += segments[s, 2]
@@ -144,7 +147,7 @@ cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
 cdef void _decode(
     const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *to
 ) noexcept nogil:
-    """The integers of one segment; absent values are undefined."""
+    """Decode the integers of one segment. Absent values decode to undefined integers."""
     cdef int width = <int>column[WIDTH]
     cdef uint64_t base = <uint64_t>column[BASE]
     cdef const void *codes = <const void *><size_t>column[CODES]
@@ -170,7 +173,7 @@ cdef void _decode(
 cdef void _longs(
     const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks, int64_t *to
 ) noexcept nogil:
-    """MISSING where absent."""
+    """Write the integers of all segments to `to`, and MISSING for absent values."""
     cdef int64_t s, i, first, count
     cdef const int64_t *rows
     cdef const int64_t *column
@@ -194,7 +197,7 @@ cdef void _longs(
 
 
 def longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """For each of the layouts an int64[rows], MISSING where absent."""
+    """Return, for each of the layouts, the integers of the rows as int64[rows]. Absent values are MISSING."""
     cdef const int64_t[:, ::1] layout
     cdef int64_t[::1] out
     cdef int64_t total
@@ -214,7 +217,8 @@ def longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
 cdef int64_t _mark(
     const int64_t *column, int64_t first, int64_t count, const int64_t *rows, uint8_t *bits, int64_t done
 ) noexcept nogil:
-    """Sets the bits of values that are there, from bit `done` on, in zeros. Returns how many are not."""
+    """Set the bits of the values of one segment that are not absent. The first value has bit `done` of `bits`, whose
+    later bits are zero. Returns how many values are absent."""
     cdef const uint8_t *presence = <const uint8_t *><size_t>column[PRESENCE]
     cdef int64_t i, place, absent = 0
     for i in range(count):
@@ -227,7 +231,7 @@ cdef int64_t _mark(
 
 
 def whole(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments):
-    """Whether each of the rows has an integer, so that no bitmap is needed."""
+    """Return whether each of the rows has an integer. If so, Arrow needs no bitmap for the rows."""
     cdef int64_t s
     cdef const int64_t *column
     for s in range(segments.shape[0]):
@@ -243,9 +247,11 @@ def write_integers(
     const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks,
     uint8_t[::1] values, int width, uint8_t[::1] bits,
 ):
-    """The integers as Arrow has them: `values` of 4 or 8 bytes each, `bits` (zeros; none where all are there).
+    """Write the integers in Arrow's layout: `values` gets `width` bytes (4 or 8) for each row, and `bits` its validity
+    bitmap. `bits` must be zeros; it is empty if no value is absent.
 
-    Returns the number of absent values, whose places are undefined. ValueError if the buffers are too small.
+    Returns the number of absent values, whose places in `values` are undefined. Raises ValueError if the sizes of the
+    buffers do not fit the rows.
     """
     cdef int64_t total = _check(layout, segments, picks), s, i, first, count, done = 0, absent = 0
     cdef bint marked = bits.shape[0] > 0
@@ -276,12 +282,13 @@ def write_integers(
 
 
 def buffer(Py_ssize_t size):
-    """A bytearray that is not initialised: all its bytes are written before it is returned to a caller."""
+    """Return a bytearray that is not initialised. The functions here write all its bytes before a caller sees it."""
     return PyByteArray_FromStringAndSize(NULL, size)
 
 
 def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """int64[rows], how the view names them: `extents` is a layout whose bases name the first rows of blocks."""
+    """Return int64[rows]: the number that the view has for each row. `extents` is a layout whose bases are the numbers
+    of the blocks' first rows."""
     cdef int64_t total = _check(extents, segments, picks)
     found = np.empty(total, dtype=np.int64)
     cdef int64_t[::1] out = found
@@ -302,7 +309,7 @@ def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const in
 
 
 def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """float64[rows], NaN where absent."""
+    """Return float64[rows] with NaN for absent values."""
     cdef int64_t total = _check(layout, segments, picks)
     found = np.empty(total, dtype=np.float64)
     cdef double[::1] out = found
@@ -332,7 +339,7 @@ def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const 
 
 
 cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
-    """Of one string, -1 where absent."""
+    """Return the length of one string, or -1 if it is absent."""
     cdef uint32_t rest = 0
     if column[FORM] != STRINGS:
         return -1
@@ -344,7 +351,8 @@ cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
 
 
 cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
-    """Writes up to seven bytes past the string, which the next string overwrites."""
+    """Copy a string of `size` bytes to `to`. Up to seven bytes after the string are written, too, and the next string
+    overwrites them."""
     cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE]
     cdef uint64_t code = 0
     cdef uint32_t end
@@ -365,7 +373,8 @@ cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t
 
 
 def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """(ends int64[rows + 1] with a leading 0, bytes uint8[], present uint8[rows]); an absent string has no bytes."""
+    """Return (ends int64[rows + 1] with a leading 0, bytes uint8[], present uint8[rows]). An absent string has no
+    bytes."""
     cdef int64_t total = _check(layout, segments, picks)
     offsets = np.zeros(total + 1, dtype=np.int64)
     valid = np.empty(total, dtype=np.uint8)

@@ -382,7 +382,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (rows((1, "de")), {"keys": []}, "at least one"),
-        (rows((1, "de")), {"keys": ["id", "id"]}, "no column twice"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
@@ -392,7 +392,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
-        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "no record index is on the key id"),
+        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
     for given, how, says in cases:
         with pytest.raises(Unwritable, match=says):
@@ -409,7 +409,7 @@ def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
         upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
     with pytest.raises(ValueError, match="strategy is 'guess'"):
         delete(client, "db.t", keys=rows((1, "de")).select(["id"]), strategy="guess")
-    with pytest.raises(ValueError, match="give either keys or a predicate"):
+    with pytest.raises(ValueError, match="set either keys or a predicate"):
         delete(client, "db.t")
 
 
