@@ -260,8 +260,8 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
 def log_repaired(paths: Sequence[Path]) -> None:
     """Log the files that other accounts could access before."""
     if paths:
-        shown = [str(path) for path in paths[:_REPAIRED_SHOWN]]
-        _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown)
+        shown_paths = [str(path) for path in paths[:_REPAIRED_SHOWN]]
+        _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown_paths)
 
 
 def open_certificate(settings: Settings) -> Certificate | None:

@@ -181,12 +181,12 @@ def authorities_file() -> str | None:
     file with the authorities of SEAMARK_CA and of the system: the store may be behind the objects gateway,
     which has the server's certificate.
     """
-    named, ours = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
-    if named or not ours:
-        return named or None
+    aws_bundle, seamark_bundle = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
+    if aws_bundle or not seamark_bundle:
+        return aws_bundle or None
     system = ssl.get_default_verify_paths().cafile
     with tempfile.NamedTemporaryFile("wb", prefix="seamark-ca-", suffix=".pem", delete=False) as file:
-        for path in filter(None, (system, ours)):
+        for path in filter(None, (system, seamark_bundle)):
             file.write(Path(path).read_bytes() + b"\n")
     atexit.register(Path(file.name).unlink, missing_ok=True)
     return file.name

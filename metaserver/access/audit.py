@@ -85,7 +85,7 @@ class AuditLog:
     async def record(
         self,
         *,
-        who: str,
+        principal_name: str,
         operation: str,
         resource: str,
         status: int,
@@ -102,15 +102,15 @@ class AuditLog:
         """
         if not self.is_kept(operation, status):
             return False
-        unauthenticated = who == ANONYMOUS_NAME and status in _DENIED
+        unauthenticated = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._count_up()
-            if not self._refusals.is_written(who, remote or "", unauthenticated=unauthenticated):
+            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=unauthenticated):
                 return False
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
-            who=_clean(who),
+            who=_clean(principal_name),
             action=operation,
             resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=outcome_of(status, kind),

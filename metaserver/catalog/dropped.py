@@ -248,7 +248,7 @@ class Dropped:
             uuid=instant.uuid,
             metadata_location=instant.metadata_location,
         )
-        gone = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id=make_retained_id(instant.uuid),
             entry=entry,
             purge=True,
@@ -256,7 +256,9 @@ class Dropped:
             expires_ms=instant.requested_ms,
             who=instant.who,
         )
-        return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._context, entry) else None)
+        return ReleaseLocations(
+            uuid=instant.uuid, retained=dropped_entry if await has_files(self._context, entry) else None
+        )
 
 
 def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:

@@ -66,9 +66,9 @@ class GrantChecker:
         await self._check_rights(grant)
         await self._check_name(grant)
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
-        own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
-        if own.isdisjoint(with_folders(key)) and (
-            own or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
+        own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
+        if own_locations.isdisjoint(with_folders(key)) and (
+            own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")

@@ -232,15 +232,15 @@ class Scheduler:
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
         counts: Counter[str] = Counter()
-        done: Counter[str] = Counter()
+        done_bytes: Counter[str] = Counter()
         total: Counter[str] = Counter()
         for job in jobs:
             counts[job.service] += 1
-            done[job.service] += job.progress.bytes_done
+            done_bytes[job.service] += job.progress.bytes_done
             total[job.service] += job.progress.bytes_total
         for proposer in self._proposers:
             name = proposer.name
-            self._observer.jobs_running(name, counts[name], done[name], total[name])
+            self._observer.jobs_running(name, counts[name], done_bytes[name], total[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
         try:

@@ -207,10 +207,10 @@ def _weaken_expression(expression: Expression) -> Expression:
             return all_of(*[_weaken_expression(child) for child in children])
         case Or(children):
             column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
-            listed = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
-            if len(column) > 1 or len(listed) < len(children):
+            equalities = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
+            if len(column) > 1 or len(equalities) < len(children):
                 return TRUE
-            return _weaken_predicate(listed[0], [value for predicate in listed for value in predicate.values])
+            return _weaken_predicate(equalities[0], [value for predicate in equalities for value in predicate.values])
         case Bound():
             return _weaken_predicate(expression, list(expression.values))
     return expression

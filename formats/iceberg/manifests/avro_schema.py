@@ -378,8 +378,8 @@ class _Compiler:
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
             raise self.corrupt(position, f"partition values cannot have type {kind}")
-        wanted = leaf(f"partition {len(self.partition)}")
-        node = self.value(declared["type"], wanted, position)
+        leaf_column = leaf(f"partition {len(self.partition)}")
+        node = self.value(declared["type"], leaf_column, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
@@ -387,7 +387,7 @@ class _Compiler:
                 field_id,
                 kind,
                 logical if isinstance(logical, str) else None,
-                self.columns[wanted.name],
+                self.columns[leaf_column.name],
             )
         )
         return node

@@ -145,16 +145,16 @@ class KeyRanges:
         A range of a few codes counts as single keys: 0.0 of any sign is two keys.
         """
         points: list[Key] = []
-        listed = 0
+        point_count = 0
         for key_range in self.closed:
             if key_range.low is not None and key_range.low == key_range.high:
                 points.append(key_range.low)
             elif (
                 isinstance(key_range.low, int)
                 and isinstance(key_range.high, int)
-                and key_range.high - key_range.low < POINTS_MAX - listed
+                and key_range.high - key_range.low < POINTS_MAX - point_count
             ):
-                listed += key_range.high - key_range.low + 1
+                point_count += key_range.high - key_range.low + 1
                 points.extend(range(key_range.low, key_range.high + 1))
             else:
                 return None

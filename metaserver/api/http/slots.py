@@ -22,8 +22,8 @@ class HolderLimit:
     If the holder is None, only the total limit applies.
     """
 
-    def __init__(self, what: str, limit: int, share: int) -> None:
-        self._what = what
+    def __init__(self, work_name: str, limit: int, share: int) -> None:
+        self._what = work_name
         self.limit = limit
         self.share = share
         self.taken = 0

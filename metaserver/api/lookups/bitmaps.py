@@ -421,8 +421,10 @@ class _Page:
                 rows = file.rows.tolist()
             elif file.rows is not None:
                 rows = base64.b64encode(file.rows).decode()
-            shown = SelectedFile(path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided)
-            pieces.append(encode_json(shown))
+            selected_file = SelectedFile(
+                path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided
+            )
+            pieces.append(encode_json(selected_file))
         head = encode_json(self._about(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
@@ -480,11 +482,11 @@ def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion
     """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its bits' words."""
     start = 0
     for file, file_rows in zip(files, rows, strict=True):
-        own = slice(start, start + len(file_rows))
-        start = own.stop
-        undecided = int(np.count_nonzero(deletion.undecided[own] & ~deletion.deleted[own]))
+        file_slice = slice(start, start + len(file_rows))
+        start = file_slice.stop
+        undecided = int(np.count_nonzero(deletion.undecided[file_slice] & ~deletion.deleted[file_slice]))
         if file.bits is not None:
-            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[own]] - 64 * part.start)
+            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[file_slice]] - 64 * part.start)
         file.undecided += undecided
         file.exact &= not undecided
 

@@ -260,8 +260,8 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
 
 def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
     """Return the definition's terms in the order of `terms`."""
-    own = {(term.column_id, term.transform): term for term in definition.terms}
-    return tuple(own[term.column_id, term.transform] for term in terms)
+    terms_by_key = {(term.column_id, term.transform): term for term in definition.terms}
+    return tuple(terms_by_key[term.column_id, term.transform] for term in terms)
 
 
 async def _convert_keys(

@@ -71,11 +71,11 @@ async def count_plan(
     usage = usage_of(call)
     if entry is None or usage is None:
         return None
-    named: set[int] | None = None
+    selected_columns: set[int] | None = None
     if select is not None:  # A client may name half a million columns.
         find = partial(_find_ids, scan_plan.schema, select)
-        named = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
-    columns = {UNKNOWN_COLUMNS} if named is None else named
+        selected_columns = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
+    columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
     read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))

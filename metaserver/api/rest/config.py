@@ -72,8 +72,8 @@ def _check_warehouse(call: Call) -> None:
     except BadRequest:
         location = warehouse
     if location != ours:
-        named = f"{prefix!r} ({ours})" if prefix else ours
-        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
+        allowed_names = f"{prefix!r} ({ours})" if prefix else ours
+        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {allowed_names}, or leave it out")
 
 
 def add_components(app: web.Application) -> None:

@@ -246,8 +246,8 @@ def _names(match: re.Match[str], reference: ReplacedReference, default: Namespac
     """
     before = [_unquote(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)
-    named = (schema.lower(), _unquote(match[2]).lower())
-    return named == (".".join(reference.namespace).lower(), reference.name.lower())
+    table_name = (schema.lower(), _unquote(match[2]).lower())
+    return table_name == (".".join(reference.namespace).lower(), reference.name.lower())
 
 
 def _unquote(name: str) -> str:

@@ -392,19 +392,19 @@ class _Residuals:
         if self._is_java:
             residual = match_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
-        named = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
-        if named is not residual and not self._needed:
+        bindable = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
+        if bindable is not residual and not self._needed:
             return b""
-        if self._whole_files and named != FALSE and (form.read_whole or not self._exact):
+        if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
-        if named == TRUE and self._unknown:
-            named = make_tautology(self._unknown[0])
-        text = to_json(self.encode(named))
+        if bindable == TRUE and self._unknown:
+            bindable = make_tautology(self._unknown[0])
+        text = to_json(self.encode(bindable))
         if self._exact or len(text) <= self._longest:
             return _KEY + text
         if not self._needed:
             return b""
-        short = to_json(expression_json(weaken_residual(named)))
+        short = to_json(expression_json(weaken_residual(bindable)))
         if len(short) > self._longest:
-            short = to_json(expression_json(make_tautology(predicates_of(named)[0])))
+            short = to_json(expression_json(make_tautology(predicates_of(bindable)[0])))
         return _KEY + short

@@ -82,10 +82,10 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     if manifest.first_row_id is None or not len(rows):
         return None
     end = int(rows.max()) + 1
-    own = block.longs("first_row_id")[:end]
-    missing = own == MISSING
+    stored_ids = block.longs("first_row_id")[:end]
+    missing = stored_ids == MISSING
     counts = np.where(missing, block.longs("record_count")[:end], 0)
-    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, own)
+    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
     return assigned[rows]
 
 
@@ -437,20 +437,20 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
-    named = strings(block.text_column("referenced_data_file"), rows)
-    if None not in named:
-        return named
+    referenced_files = strings(block.text_column("referenced_data_file"), rows)
+    if None not in referenced_files:
+        return referenced_files
     lower = strings(block.get_bound_column("lower", DELETED_PATH), rows)
     upper = strings(block.get_bound_column("upper", DELETED_PATH), rows)
-    for position, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+    for position, (name, low, high) in enumerate(zip(referenced_files, lower, upper, strict=True)):
         if name is not None:
             continue
         if is_vector[position]:
             path = block.text("file_path", int(rows[position]))
             raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
         if low == high:
-            named[position] = low
-    return named
+            referenced_files[position] = low
+    return referenced_files
 
 
 def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:

@@ -223,13 +223,13 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
     Returns:
         None if a term has no such predicate.
     """
-    listed = bound.children if isinstance(bound, And) else (bound,)
+    predicates = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []
     combinations = 1
     for term in definition.terms:
         candidates = [
             values
-            for child in listed
+            for child in predicates
             if isinstance(child, Bound) and (values := _values_of_term(child, term)) is not None
         ]
         if not candidates:

@@ -106,10 +106,10 @@ class IndexSelection:
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
-        listed = await self._list_files(entry)
-        if listed is None:
+        registered_files = await self._list_files(entry)
+        if registered_files is None:
             return None
-        listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
+        listed_files = {definition.id: registered_files.live(definition.id) for definition in projection.definitions}
         files = [file for of_definition in listed_files.values() for file in of_definition]
         if not files:
             return None

@@ -213,20 +213,20 @@ class Probe:
         """
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
-        wanted: list[tuple[IndexDefinition, WantedKeys]] = []
+        wanted_keys: list[tuple[IndexDefinition, WantedKeys]] = []
         remainder: list[Expression] = []
         for child in children:
             keys = self._find_wanted_keys(child) if isinstance(child, Bound) and self._is_bitmap(child) else None
             if keys is None or not isinstance(child, Bound):
                 remainder.append(child)
             else:
-                wanted.append((self.projection.by_field[child.column_id], keys))
-                if not self._is_in_memory(wanted[-1][0]):  # `_rows` decides which rows to load.
+                wanted_keys.append((self.projection.by_field[child.column_id], keys))
+                if not self._is_in_memory(wanted_keys[-1][0]):  # `_rows` decides which rows to load.
                     remainder.append(child)
-        wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
+        wanted_keys += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
             Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
-            for definition, keys in wanted
+            for definition, keys in wanted_keys
             if definition.id in self.coverage
         ]
         return sorted(

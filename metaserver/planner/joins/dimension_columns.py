@@ -248,8 +248,8 @@ def _to_plain_condition(predicate: Bound) -> Expression | None:
 
 def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     """Return the union of the keys of all parts."""
-    listed = list(parts)
-    return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
+    key_parts = list(parts)
+    return key_parts[0] if len(key_parts) == 1 else union_of(key_parts, CODES if has_codes(kind) else BYTES)
 
 
 def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:

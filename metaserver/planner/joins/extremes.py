@@ -70,12 +70,12 @@ def find_extreme_limits(
     """
     files = files_at(scan.view, scan.entry_ids)
     statistics = files.stats(column)
-    far = _find_outermost(extreme, files, statistics)
-    if far is None:
+    outermost = _find_outermost(extreme, files, statistics)
+    if outermost is None:
         return ExtremeLimits(is_null=True)
-    near = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
-    outer = far[0] if far else None
-    return ExtremeLimits(near, outer) if extreme == MAXIMUM else ExtremeLimits(outer, near)
+    nearest_bound = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
+    outer = outermost[0] if outermost else None
+    return ExtremeLimits(nearest_bound, outer) if extreme == MAXIMUM else ExtremeLimits(outer, nearest_bound)
 
 
 def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
@@ -115,10 +115,10 @@ def _find_nearest(
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]
     nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
-    live = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
-    if not len(live):
+    files_without_deletes = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
+    if not len(files_without_deletes):
         return None
-    return int(bounds[live].max() if extreme == MAXIMUM else bounds[live].min())
+    return int(bounds[files_without_deletes].max() if extreme == MAXIMUM else bounds[files_without_deletes].min())
 
 
 def _bounds(statistics: FoundStatistics, side: str) -> Longs:

@@ -70,8 +70,8 @@ class CachedView:
     @property
     def added_bytes(self) -> int:
         """The memory of the view without the blocks, which other views of the table may share."""
-        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
-        return _VIEW_BYTES + own + self.plans.used_bytes
+        own_bytes = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
+        return _VIEW_BYTES + own_bytes + self.plans.used_bytes
 
 
 class _PrincipalMemory:

@@ -547,9 +547,9 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
-        listed = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
+        key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
-        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
+        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, key_longs)
 
 
 def pack_key(key: int | bytes, kind: str) -> int | bytes:

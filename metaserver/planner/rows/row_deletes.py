@@ -106,12 +106,12 @@ class DeleteEvaluator:
     `problems` has the first reasons why rows are undecided, by file.
     """
 
-    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
+    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known_keys: Mapping[int, Keys]) -> None:
         self._scan = scan
         self.view = scan.view
         self._reader = files
         self.data = data
-        self._known = known
+        self._known = known_keys
         self.files: dict[int, DeleteFile] = {}
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}

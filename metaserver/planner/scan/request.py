@@ -396,14 +396,14 @@ def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
     """Yield the snapshot and its ancestors, newest first, as long as the metadata has them."""
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
-        if current.snapshot_id in seen:
+        if current.snapshot_id in visited_ids:
             raise BadRequest(
                 f"Snapshot {current.snapshot_id} is its own ancestor; the table's snapshot history has a cycle"
             )
-        seen.add(current.snapshot_id)
+        visited_ids.add(current.snapshot_id)
         yield current
         parent = current.parent_snapshot_id
         current = None if parent is None else metadata.snapshot(parent)

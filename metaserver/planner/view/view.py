@@ -309,8 +309,8 @@ class TableView:
         here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
-        listed: list[Block | None] = blocks.tolist()
-        return listed
+        entry_blocks: list[Block | None] = blocks.tolist()
+        return entry_blocks
 
     def locate(self, entry_id: int) -> tuple[Block, int]:
         """Return (block, row in the block) of an entry id."""
@@ -367,8 +367,8 @@ class TableView:
     def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
         """Return the statistics of a column; None if most blocks would have to be read for them."""
         base = self.base
-        near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
-        if near and base is not None and base.find_computed_stats(column_id, kind) is not None:
+        has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
+        if has_few_new_blocks and base is not None and base.find_computed_stats(column_id, kind) is not None:
             return self.stats(column_id, kind)
         return self.find_computed_stats(column_id, kind)
 
