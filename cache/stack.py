@@ -41,7 +41,7 @@ class StackStats:
     """Counts since the start.
 
     Attributes:
-        disk: The counts of the disk tier; None if there is no disk tier.
+        disk: The counts of the disk tier, or None if there is no disk tier.
         fetches: The number of fetches that were started.
         waits: The number of waits for another process that was fetching the same key.
         timed_out_waits: The number of waits that timed out. After such a wait, this process fetched.

@@ -156,8 +156,8 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
 def only_these(certificates: str) -> ssl.SSLContext:
     """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
 
-    It is for processes that a server starts on its own machine. They have the server's certificate, and connect to
-    the server at an address that the certificate need not name. Therefore the name is not compared.
+    It is for processes that a server starts on its own machine. Such processes have the server's certificate, and
+    connect to the server at an address that the certificate need not name. Therefore the name is not compared.
 
     Raises:
         ValueError: The text has no certificates.

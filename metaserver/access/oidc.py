@@ -224,7 +224,7 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """Return a public key for a supported algorithm; None for any other key. Symmetric keys are refused."""
+    """Return a public key for a supported algorithm, or None for any other key. Symmetric keys are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")

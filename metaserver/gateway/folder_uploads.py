@@ -173,7 +173,7 @@ class Uploads:
     def delete_abandoned(self, now_s: float) -> None:
         """Delete abandoned uploads, and staged files of processes that died.
 
-        They are abandoned if they have not changed for `abandoned_s`.
+        An upload or file is abandoned if it has not changed for `abandoned_s`.
         """
         with contextlib.suppress(FileNotFoundError), _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):

@@ -1,8 +1,8 @@
 """Checks that a grant is still valid while its keys are in use.
 
 The table must still be in the catalog and own its location, and the principal that received the keys must still
-have a login and the rights. A result is cached for a short time. It is removed as soon as the timeline has a new
-instant of the table.
+have a login and the rights. A result is cached for a short time. The result is removed as soon as the timeline has a
+new instant of the table.
 """
 
 from __future__ import annotations

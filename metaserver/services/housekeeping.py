@@ -41,7 +41,7 @@ class Housekeeping:
         self._store = store
         self._clock = clock
         self._gaps: tuple[Gap, ...] | None = None
-        """The clock gaps that the last round found; None before the first round."""
+        """The clock gaps that the last round found, or None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,

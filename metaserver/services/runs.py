@@ -31,7 +31,7 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
 
     Args:
         timeline: The timeline, which records the runs.
-        table_uuid: The UUID of the table; None for all tables.
+        table_uuid: The UUID of the table, or None for all tables.
         since_ms: Failures before this time are left out: a job that still fails runs again within `FAILED_MS`.
     """
     run_filter = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)

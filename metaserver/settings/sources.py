@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
     """Return the settings from flags > `environment` > TOML file > defaults.
 
-    `flags` maps field names to text, numbers, booleans or sequences; None means that the flag is not set.
+    `flags` maps field names to text, numbers, booleans or sequences. None means that the flag is not set.
     `config` is the TOML file; by default, it is the file that SEAMARK_CONFIG names.
 
     Raises:

@@ -134,7 +134,7 @@ def make_bindable(expression: Expression, schema: Schema) -> Expression:
 def match_both_zeros(residual: Expression) -> Expression:
     """Return a bound expression in which an equality with one zero also matches the other zero.
 
-    Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if
+    Java's readers order -0.0 below 0.0. The readers skip row groups by statistics, dictionaries and Bloom filters if
     only the other zero occurs. Spark treats the two zeros as equal.
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):

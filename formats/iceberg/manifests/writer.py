@@ -41,7 +41,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
     sequence_number: int | None
     """The data sequence number, which determines the delete files that apply to the file."""
     file_sequence_number: int | None
-    """The sequence number of the snapshot that added the file; None if its writer does not support the field."""
+    """The sequence number of the snapshot that added the file, or None if its writer does not support the field."""
     file: ContentFile
 
     @property

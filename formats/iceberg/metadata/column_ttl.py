@@ -53,7 +53,7 @@ class TtlPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TtlPolicy | None:
-        """Return the policy in a table's properties; None if the property `seamark.column-ttl.columns` is not set.
+        """Return the policy in a table's properties, or None if the property `seamark.column-ttl.columns` is not set.
 
         Raises:
             BadRequest: A property has an invalid value.

@@ -78,7 +78,7 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """The rows with a key, which are neither null nor NaN, bool[rows]; None if all rows have a key."""
+        """bool[rows]: the rows with a key, or None if all rows have a key. Null and NaN have no key."""
         if self.valid is None and self.nan is None:
             return None
         present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
@@ -178,7 +178,7 @@ def _fill_bounds(key_range: KeyRange) -> KeyRange:
 
 
 def _close_range(key_range: KeyRange) -> KeyRange | None:
-    """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
+    """Return the same keys with closed bounds if the bound's key has a neighbour, or None for an empty range.
 
     The successor of a bytes key is the key followed by a zero byte. Only keys that end in a zero byte have a
     predecessor.

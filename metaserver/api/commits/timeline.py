@@ -36,7 +36,7 @@ EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
 """The interval between comments on an idle stream.
 
-They keep proxies from closing the stream, and detect closed connections.
+The comments keep proxies from closing the stream, and detect closed connections.
 """
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100

@@ -111,7 +111,7 @@ class _RequestPipeline:
         return response
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows; None if it allows none."""
+        """Return the staleness that a read-only request allows, or None if it allows none."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None

@@ -82,7 +82,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 async def _are_unreferenced(
     call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: whether each file is in no snapshot; None if the search would take too long.
+    """Return bool[n]: whether each file is in no snapshot, or None if the search would take too long.
 
     Snapshots are read newest first, because the newest snapshot has most of the files.
     """

@@ -1,8 +1,8 @@
 """The route that selects the rows that match a predicate in each file, from bitmap indexes.
 
 The rule: no matching row is left out. If the rows of a file in the answer may include rows that do not match, the
-file is not `exact`. Positions are the numbers of rows in the file. They include deleted rows unless the request
-sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
+file is not `exact`. Positions are the numbers of rows in the file. The positions include deleted rows unless the
+request sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
 
 Answers are paged, with as many files as the limit, the byte limit and the time budget allow. The token of the next page
 names the last file. If a page ends because its time budget is exhausted, another page follows, so that the listing is
@@ -176,7 +176,7 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer. `rows` has the requested format; None means any row."""
+    """A file of the answer. `rows` has the requested format. If `rows` is None, any row may match."""
 
     entry_id: int
     records: int

@@ -63,10 +63,10 @@ async def count_plan(
         entry: The table.
         scan_plan: The plan.
         predicates: The predicates of the plan's filter.
-        select: The columns that the client names; None if it names none.
+        select: The columns that the client names, or None if it names none.
 
     Returns:
-        The read, which is counted again if the request is repeated; None if reads are not counted.
+        The read, which is counted again if the request is repeated, or None if reads are not counted.
     """
     usage = usage_of(call)
     if entry is None or usage is None:
@@ -159,7 +159,7 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
 
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
-    """Return a lower bound of the time column in all rows that satisfy the filter; None if there is no bound."""
+    """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:

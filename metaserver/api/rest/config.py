@@ -33,7 +33,7 @@ async def get_config(call: Call) -> dict[str, Any]:
 
 
 def _endpoints(app: web.Application) -> list[str]:
-    """Return the endpoints. They are listed once, because the routes of a running server do not change."""
+    """Return the endpoints. The list is made once, because the routes of a running server do not change."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
         endpoints += list_served_endpoints(app)

@@ -146,9 +146,9 @@ async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fr
 async def check_unclaimed(
     context: CatalogContext, location: str, description: str, table_name: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """Check that the location does not overlap locations of entries other than `uuid`.
+    """Check that the location does not overlap a location of an entry other than the entry `uuid`.
 
-    The transaction checks this again.
+    The transaction that adds the claim checks this again.
 
     Raises:
         BadRequest: The location overlaps a location of another entry.
@@ -391,7 +391,7 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether a location that the entry has claimed contains a file; True if the storage fails.
+    """Return whether a location that the entry has claimed contains a file, or True if the storage fails.
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """

@@ -72,7 +72,7 @@ async def replace_allowed_locations(
 
 
 async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
-    """Return the locations that the database records for the table. They do not depend on the table's metadata."""
+    """Return the locations that the database records for the table, independently of the table's metadata."""
     claims = await context.store.claims(uuid)
     return OwnLocations(context.warehouse, {claim.location for claim in claims})
 

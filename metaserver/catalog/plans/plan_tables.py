@@ -301,7 +301,7 @@ class PlanTables:
         The files count against the shares of `principal` (`plan_shares.py`).
 
         Args:
-            metadata: The metadata of the table; None for a plan view.
+            metadata: The metadata of the table, or None for a plan view.
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)

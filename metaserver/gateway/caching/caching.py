@@ -266,7 +266,7 @@ class CachingBackend:
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
-        """Return the answer from the cache; None if the store must answer."""
+        """Return the answer from the cache, or None if the store must answer."""
         location, owner = _location(call), _owner(call)
         for _ in range(2):
             record = self._records.get_trusted(location)
@@ -286,7 +286,7 @@ class CachingBackend:
         return None
 
     async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
-        """Return the object's record from the cache or from the store; None if the store must answer.
+        """Return the object's record from the cache or from the store, or None if the store must answer.
 
         Raises:
             RefusedRead: The store refuses the read.

@@ -84,7 +84,7 @@ class ColumnSample:
 
         Args:
             condition: A condition on this column alone.
-            values: The number of values that the condition names; None for a range.
+            values: The number of values that the condition names, or None for a range.
 
         Returns:
             None if the sample is too small for an estimate.

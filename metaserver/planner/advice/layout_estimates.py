@@ -260,7 +260,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
-    """Return the intervals of values that match the predicate; None if sorted rows do not help the predicate."""
+    """Return the intervals of values that match the predicate, or None if sorted rows do not help the predicate."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None

@@ -162,7 +162,7 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the JSON of the fields that rows of a block inherit; None if they inherit no field.
+        """Return the JSON of the fields that rows of a block inherit, or None if they inherit no field.
 
         In format version 2, files inherit no such field.
         """
@@ -354,7 +354,7 @@ class _Residuals:
         return rows, (CHOICE, texts)
 
     def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
-        """Return the form of each file's residual; None if all files have the plain form."""
+        """Return the form of each file's residual, or None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None
         nan_free = np.full(len(rows), bool(self._nan_columns))

@@ -101,8 +101,8 @@ class DeleteIndex:
 
     Immutable.
 
-    `specs` and `schemas` are all specs and schemas of the table's metadata. They determine which specs are
-    unpartitioned, which columns are required, and which columns were promoted.
+    `specs` and `schemas` are all specs and schemas of the table's metadata. The specs and schemas determine which
+    specs are unpartitioned, which columns are required, and which columns were promoted.
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
@@ -433,7 +433,7 @@ def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
-    """Return the single data file that each position delete refers to; None if a delete may refer to several files.
+    """Return the single data file that each position delete refers to, or None if a delete may refer to several files.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
@@ -454,7 +454,7 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
 
 
 def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-    """Return the values of one partition field as objects; None for null.
+    """Return the values of one partition field as objects, or None for null.
 
     Objects are equal if the partition values are equal. Floats are compared by their bits (spec, "Scan Planning",
     note 3): NaN equals itself, and 0.0 differs from -0.0. A number equals the same number of a promoted type.

@@ -99,7 +99,7 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return the probe of a plan; None if no index can prune.
+        """Return the probe of a plan, or None if no index can prune.
 
         The method never raises.
         """

@@ -238,7 +238,7 @@ class Probe:
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the codes of the keys that match a predicate; None if other rows may match, too."""
+        """Return the codes of the keys that match a predicate, or None if other rows may match, too."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -252,7 +252,7 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, position: int) -> Bits | None:
-        """Return the rows that may match in the file at a position in the view; None for all rows."""
+        """Return the rows that may match in the file at a position in the view, or None for all rows."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -312,7 +312,7 @@ class Probe:
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """Return the bitmaps that contain the rows of this data file; None if they are not available."""
+        """Return the bitmaps that contain the rows of this data file, or None if they are not available."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

@@ -49,7 +49,7 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """Return the bitmaps of an index file; None if the file can no longer be used."""
+        """Return the bitmaps of an index file, or None if the file can no longer be used."""
         index_file = self.files.get(location)
         if index_file is None:
             return None

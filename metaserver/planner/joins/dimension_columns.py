@@ -53,8 +53,8 @@ class FileColumn:
             distinct: The sorted distinct keys.
             ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
             codes: Whether the keys are codes.
-            present: The rows with a key; None for all rows.
-            nans: The rows that are NaN; None for no rows.
+            present: The rows with a key, or None for all rows.
+            nans: The rows that are NaN, or None for no rows.
         """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
@@ -201,7 +201,7 @@ def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[Dynami
 
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all rows."""
+    """Return bool[rows]: the rows that may match the expression and every dynamic filter, or None for all rows."""
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
@@ -239,7 +239,7 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
-    """Return a condition on plain columns that every matching row satisfies; None if there is no such condition."""
+    """Return a condition on plain columns that every matching row satisfies, or None if there is no such condition."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None

@@ -47,7 +47,7 @@ class RowsOutside:
 
 @dataclass(frozen=True)
 class ExtremeLimits:
-    """The limits of an extreme; None for a direction without a limit.
+    """The limits of an extreme, or None for a direction without a limit.
 
     If `is_null` is true, no row has a value, so that no comparison with the extreme is true.
     """
@@ -66,7 +66,7 @@ def find_extreme_limits(
         extreme: `MINIMUM` or `MAXIMUM`.
         column: The column. Its bounds are integers.
         scan: A plan of the filter.
-        outside: The rows that do not count; None if these rows are not known exactly.
+        outside: The rows that do not count, or None if these rows are not known exactly.
     """
     files = files_at(scan.view, scan.entry_ids)
     statistics = files.stats(column)
@@ -84,7 +84,7 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
     For the maximum, it is the greatest upper bound, and for the minimum, the least lower bound.
 
     Returns:
-        An empty tuple if a file that may have a value has no bound; None if no file has a value.
+        An empty tuple if a file that may have a value has no bound, or None if no file has a value.
     """
     nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
     may_have_values = (nulls == MISSING) | (nulls < 0) | (rows < 0) | (nulls < rows)

@@ -191,7 +191,7 @@ class FoundStatistics:
         self._files = files
         self.column = column
         self.form = form_of(column.kind)
-        """The form of the bounds; None for types without bounds."""
+        """The form of the bounds, or None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
@@ -227,7 +227,10 @@ class FoundStatistics:
         return IntegerColumn(files, _of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS))
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the result of `bounds` as a lazy column; None if the bounds are not integers or need a conversion."""
+        """Return the result of `bounds` as a lazy column.
+
+        Return None if the bounds are not integers, or need a conversion.
+        """
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         files = self._files

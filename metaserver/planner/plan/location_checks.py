@@ -149,7 +149,7 @@ class _Folders:
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         every = list(numbers)
         self.names: list[bytes | None] = [every[number] for number in used.tolist()]
-        """The folders; None represents the files of blocks without paths."""
+        """The folders. None represents the files of blocks without paths."""
 
     @property
     def size_bytes(self) -> int:

@@ -93,7 +93,7 @@ class Locator:
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            possible_keys: The keys that can exist, bool[keys]; None if all keys can exist.
+            possible_keys: The keys that can exist, bool[keys], or None if all keys can exist.
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
@@ -156,7 +156,7 @@ class _OfPart(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request: `columns`, and bool[keys], the keys that can exist; None if all keys can exist."""
+    """The keys of one request: their columns, and bool[keys] for the keys that can exist (None if all can exist)."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible

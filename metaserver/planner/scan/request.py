@@ -295,7 +295,7 @@ class _Reading(msgspec.Struct, frozen=True):
     """A conjunct of a filter, bound by one schema."""
 
     bound: Expression | None
-    """The bound conjunct; None if the schema cannot bind it."""
+    """The bound conjunct, or None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
     """The column, transform and type family of each predicate.
 
@@ -333,7 +333,7 @@ def _is_exact(projected: ProjectedExpression) -> bool:
 
 
 def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot | None:
-    """Return the snapshot to read; None for a table without snapshots.
+    """Return the snapshot to read, or None for a table without snapshots.
 
     Raises:
         BadRequest: The snapshot id is unknown.

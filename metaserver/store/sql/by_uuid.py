@@ -1,6 +1,6 @@
 """Rows that belong to a table by its UUID, under any name.
 
-When such rows are added, the table must have a live name. They are removed with the last name, live or dropped.
+When such rows are added, the table must have a live name. The rows are removed with the last name, live or dropped.
 """
 
 from __future__ import annotations
