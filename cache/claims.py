@@ -2,7 +2,7 @@
 disk cache.
 
 Without claims, each of N workers that access a new table would fetch and decode all of it. The rule: a
-claim is advisory. It ends when its process ends, even after a crash. A process that has waited too long
+claim is advisory. A claim ends when its process ends, even after a crash. A process that has waited too long
 fetches without a claim. If locks do not work, every claim is granted. In the worst case data are fetched
 twice.
 

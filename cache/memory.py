@@ -52,7 +52,7 @@ class BudgetedCache(ABC, Generic[K, V]):
     Args:
         budget_bytes: The maximum size. If it is 0, nothing is stored.
         name: The name under which `memory_by_name` reports the used bytes. Several caches may have the same
-            name. It is empty if the owner reports its memory itself.
+            name. The name is empty if the owner reports its memory itself.
 
     Raises:
         ValueError: The budget is negative.

@@ -33,39 +33,41 @@ def object_bytes(value: object) -> int:
     return _size(value, set())
 
 
-def _size(value: Any, seen: set[int]) -> int:
+def _size(value: Any, counted_ids: set[int]) -> int:
     kind, identity = type(value), id(value)
-    if value is None or kind is bool or identity in seen or (kind is int and value in _SMALL_INTS):
+    if value is None or kind is bool or identity in counted_ids or (kind is int and value in _SMALL_INTS):
         return 0
-    seen.add(identity)
+    counted_ids.add(identity)
     if kind in _FLAT:
         return sys.getsizeof(value)
     if isinstance(value, _SHARED):
         return 0
     size = sys.getsizeof(value)
     if isinstance(value, np.ndarray | memoryview):
-        return size + _owner_bytes(value.obj if isinstance(value, memoryview) else value.base, seen)
+        return size + _owner_bytes(value.obj if isinstance(value, memoryview) else value.base, counted_ids)
     for name in _attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
-        size += _size(getattr(value, name, None), seen)
+        size += _size(getattr(value, name, None), counted_ids)
     if isinstance(value, Mapping):
-        return size + _of_many(list(value.items()), lambda pair: _size(pair[0], seen) + _size(pair[1], seen))
+        return size + _of_many(
+            list(value.items()), lambda pair: _size(pair[0], counted_ids) + _size(pair[1], counted_ids)
+        )
     if isinstance(value, Sequence):
-        return size + _of_many(value, lambda part: _size(part, seen))
+        return size + _of_many(value, lambda part: _size(part, counted_ids))
     if isinstance(value, AbstractSet):
-        return size + _of_many(list(value), lambda part: _size(part, seen))
+        return size + _of_many(list(value), lambda part: _size(part, counted_ids))
     return size
 
 
-def _owner_bytes(owner: Any, seen: set[int]) -> int:
+def _owner_bytes(owner: Any, counted_ids: set[int]) -> int:
     """Return the size of the whole object to which a view refers.
 
     The owner is another view, an object, or memory of the kernel or of a library.
     """
     if owner is None or isinstance(owner, np.ndarray | memoryview | bytes | bytearray):
-        return _size(owner, seen)
-    if id(owner) in seen:
+        return _size(owner, counted_ids)
+    if id(owner) in counted_ids:
         return 0
-    seen.add(id(owner))
+    counted_ids.add(id(owner))
     return memoryview(owner).nbytes
 
 

@@ -41,7 +41,7 @@ class StackStats:
     """Counts since the start.
 
     Attributes:
-        disk: The counts of the disk tier; None if there is no disk tier.
+        disk: The counts of the disk tier, or None if there is no disk tier.
         fetches: The number of fetches that were started.
         waits: The number of waits for another process that was fetching the same key.
         timed_out_waits: The number of waits that timed out. After such a wait, this process fetched.
@@ -239,15 +239,15 @@ class Stack(Generic[V]):
         self._timed_out_waits += 1
         return False
 
-    def _enqueue(self, put: _Put[V]) -> bool:
+    def _enqueue(self, pending_put: _Put[V]) -> bool:
         """Add a value to the queue, and return whether it will be written to the disk."""
         if self._disk is None or self._closed:
             return False
-        if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
+        if self._pending_bytes + len(pending_put.payload) > self._pending_bytes_max:
             self._dropped += 1
             return False
-        self._pending_bytes += len(put.payload)
-        self._queue.put_nowait(put)
+        self._pending_bytes += len(pending_put.payload)
+        self._queue.put_nowait(pending_put)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="cache-stack-writer")
         return True
@@ -255,20 +255,20 @@ class Stack(Generic[V]):
     async def _write(self) -> None:
         assert self._disk is not None
         while True:
-            put = await self._queue.get()
+            pending_put = await self._queue.get()
             try:
-                stored = await self._in_thread(self._disk.put, put.key, put.payload)
-                if stored and put.region is not None and self._on_mapped is not None:
-                    if await self._in_thread(self._disk.map_over, put.key, put.region):
-                        self._on_mapped(put.value)
-                elif stored and put.key in self._memory:
-                    await self._from_disk(put.key, put.open)
+                stored = await self._in_thread(self._disk.put, pending_put.key, pending_put.payload)
+                if stored and pending_put.region is not None and self._on_mapped is not None:
+                    if await self._in_thread(self._disk.map_over, pending_put.key, pending_put.region):
+                        self._on_mapped(pending_put.value)
+                elif stored and pending_put.key in self._memory:
+                    await self._from_disk(pending_put.key, pending_put.open)
             finally:
-                self._pending_bytes -= len(put.payload)
-                if put.claimed and self._claims is not None:
-                    self._claims.release(put.key)
+                self._pending_bytes -= len(pending_put.payload)
+                if pending_put.claimed and self._claims is not None:
+                    self._claims.release(pending_put.key)
                 self._queue.task_done()
-                del put  # The next wait may be long, and must not keep this value alive.
+                del pending_put  # The next wait may be long, and must not keep this value alive.
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)

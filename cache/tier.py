@@ -32,7 +32,7 @@ class TierStats:
 
     Attributes:
         refused: The number of values that can never fit.
-        damaged: The number of damaged entries, which are removed. They also count as misses.
+        damaged: The number of damaged entries, which are removed. These entries also count as misses.
         errors: The number of failed operations. `last_error` is the reason of the last failure, or "".
     """
 

@@ -64,19 +64,20 @@ def buckets(
     if double and wanted is not None:
         raise click.UsageError("--double and --resize are both set; set one of them")
     sizes = bucket_sizes(client, table, target_bytes=target_bytes)
-    shown = [size for size in sizes if column in (None, size.column)]
-    if not shown:
+    shown_sizes = [size for size in sizes if column in (None, size.column)]
+    if not shown_sizes:
         has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
         raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
-        done = resize(client, table, buckets=wanted or 2 * shown[0].buckets, column=column)
-        again = "" if done.before != done.buckets else ", as before"
-        text = f"{done.column}: {show_count(done.buckets, 'bucket')} from now on{again} (partition spec {done.spec_id})"
-        print_result(done, text, as_json=as_json)
+        resized = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
+        again = "" if resized.before != resized.buckets else ", as before"
+        count = show_count(resized.buckets, "bucket")
+        text = f"{resized.column}: {count} from now on{again} (partition spec {resized.spec_id})"
+        print_result(resized, text, as_json=as_json)
     elif as_json:
-        print_json([_json(size) for size in shown])
+        print_json([_json(size) for size in shown_sizes])
     else:
-        _show(table, shown)
+        _show(table, shown_sizes)
 
 
 def _json(sizes: BucketSizes) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _json(sizes: BucketSizes) -> dict[str, Any]:
 
 
 def _show(table: str, columns: list[BucketSizes]) -> None:
-    listed = make_table(
+    sizes_table = make_table(
         ("column", "buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
         (
             (
@@ -111,7 +112,7 @@ def _show(table: str, columns: list[BucketSizes]) -> None:
         ),
         right_aligned=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
     )
-    open_console().print(listed)
+    open_console().print(sizes_table)
     for bucketed in columns:
         if bucketed.shared_files:
             share = f"{show_count(bucketed.shared_files, 'file')} ({show_size(bucketed.shared_bytes)})"

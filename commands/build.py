@@ -167,13 +167,13 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        shown = bar.add_task(f"Index {name}", total=None, text="")
-        report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
-    done = report.progress
+        task_id = bar.add_task(f"Index {name}", total=None, text="")
+        report = build(client, table, name, workers, on_progress=partial(_show, bar, task_id))
+    progress = report.progress
     if not as_json:
         say(
-            f"Index {name}: {show_count(done.files_done, 'data file')}, {show_count(done.rows_done, 'row')} in "
-            f"{show_count(done.index_files, 'index file')}, {show_size(done.size_bytes)}"
+            f"Index {name}: {show_count(progress.files_done, 'data file')}, {show_count(progress.rows_done, 'row')} in "
+            f"{show_count(progress.index_files, 'index file')}, {show_size(progress.size_bytes)}"
         )
     _show_left(report)
     if report.json["state"] != "completed":
@@ -181,11 +181,11 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     return report
 
 
-def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
+def _show(bar: ProgressBar, task_id: TaskID, now: Progress) -> None:
     text = show_size(now.size_bytes)
     if now.eta_ms is not None:
         text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
-    bar.update(shown, completed=now.files_done + now.files_skipped, total=now.files_total, text=text)
+    bar.update(task_id, completed=now.files_done + now.files_skipped, total=now.files_total, text=text)
 
 
 def _show_left(report: BuildReport) -> None:

@@ -125,23 +125,23 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
 @server_command
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Show the index NAME of TABLE with its index files."""
-    shown = client.index(table, name)
+    described = client.index(table, name)
     if as_json:
-        print_json(shown.json)
+        print_json(described.json)
         return
     console = open_console()
-    console.print(_render_indexes([shown]))
-    if used := shown.json.get("used"):
+    console.print(_render_indexes([described]))
+    if used := described.json.get("used"):
         console.print(
             f"Used by {show_count(used['plans'], 'plan')} of this worker: {used['files-removed']:,} of "
             f"{show_count(used['files-in'], 'file')} left out.",
             highlight=False,
         )
-    if shown.audited_ms is not None:
+    if described.audited_ms is not None:
         console.print(
-            f"Audited {datetime.fromtimestamp(shown.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
+            f"Audited {datetime.fromtimestamp(described.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
         )
-    if files := shown.json.get("index-files"):
+    if files := described.json.get("index-files"):
         console.print(_files(files))
 
 

@@ -96,18 +96,18 @@ def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        shown = bar.add_task(f"Index {name}", total=None)
-        return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, shown))
+        task_id = bar.add_task(f"Index {name}", total=None)
+        return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, task_id))
 
 
-def _advance(bar: ProgressBar, shown: TaskID, verdict: VerificationResult, total: int) -> None:
-    bar.update(shown, total=total, advance=1)
+def _advance(bar: ProgressBar, task_id: TaskID, verdict: VerificationResult, total: int) -> None:
+    bar.update(task_id, total=total, advance=1)
 
 
 def _show(audit: Audit) -> None:
     index = audit.index
     if audit.verdicts:
-        listed = make_table(
+        verdict_table = make_table(
             ("index file", "data files", "rows", "read again", "unreadable", "verdict"),
             (
                 (
@@ -121,7 +121,7 @@ def _show(audit: Audit) -> None:
             right_aligned=("data files", "rows", "read again", "unreadable"),
             title=f"Index {index.name}",
         )
-        open_console().print(listed)
+        open_console().print(verdict_table)
     for problem in audit.problems[:_PROBLEMS_SHOWN]:
         say(problem, err=True)
     if len(audit.problems) > _PROBLEMS_SHOWN:

@@ -243,7 +243,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
-    """Open the tracer; None if no endpoint is set.
+    """Open the tracer. Return None if no endpoint is set.
 
     Raises:
         ConfigError: The optional SDK is not installed.
@@ -262,12 +262,12 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
 def log_repaired(paths: Sequence[Path]) -> None:
     """Log the files that other accounts could access before."""
     if paths:
-        shown = [str(path) for path in paths[:_REPAIRED_SHOWN]]
-        _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown)
+        shown_paths = [str(path) for path in paths[:_REPAIRED_SHOWN]]
+        _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown_paths)
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
-    """Return the certificate of tls_cert and tls_key; None if they are not set.
+    """Return the certificate of tls_cert and tls_key, or None if they are not set.
 
     Raises:
         ConfigError: A file is unusable; the message names it.
@@ -278,7 +278,7 @@ def open_certificate(settings: Settings) -> Certificate | None:
 def warn_of_plain_http(settings: Settings) -> None:
     """Warn if tokens can be read in transit.
 
-    They can be read if the server listens beyond loopback, and neither the server nor a proxy has TLS.
+    This is possible if the server listens beyond loopback, and neither the server nor a proxy has TLS.
     """
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)

@@ -27,9 +27,9 @@ def expression_text(expression: Any) -> str:
         return f"{term} {_TESTS[kind]}"
     if kind in ("in", "not-in"):
         values = expression["values"]
-        shown = ", ".join(map(_value, values[:VALUES_SHOWN]))
+        shown_values = ", ".join(map(_value, values[:VALUES_SHOWN]))
         more = f", … {len(values):,} values" if len(values) > VALUES_SHOWN else ""
-        return f"{term} {kind.replace('-', ' ').upper()} ({shown}{more})"
+        return f"{term} {kind.replace('-', ' ').upper()} ({shown_values}{more})"
     if kind in _PREFIXES:
         return f"{term} {_PREFIXES[kind]} {_value(str(expression['value']) + '%')}"
     return f"{term} {_OPERATORS.get(kind, kind)} {_value(expression.get('value'))}"

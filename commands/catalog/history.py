@@ -39,13 +39,16 @@ def snapshot() -> None:
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
     """List the snapshots of TABLE, newest first, with the branches and tags that name them."""
     snapshots, refs = _load_snapshots(client, table)
-    shown = snapshots[:limit]
+    shown_snapshots = snapshots[:limit]
     if as_json:
         print_json(
-            [{**shown_snapshot, "refs": refs.get(shown_snapshot["snapshot-id"], [])} for shown_snapshot in shown]
+            [
+                {**shown_snapshot, "refs": refs.get(shown_snapshot["snapshot-id"], [])}
+                for shown_snapshot in shown_snapshots
+            ]
         )
         return
-    if not shown:
+    if not shown_snapshots:
         say(f"{table} has no snapshots.")
         return
     print_rows(
@@ -60,7 +63,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
                 _show_files_size(shown_snapshot),
                 ", ".join(refs.get(shown_snapshot["snapshot-id"], [])),
             )
-            for shown_snapshot in shown
+            for shown_snapshot in shown_snapshots
         ),
         right_aligned=("rows", "files", "size"),
     )

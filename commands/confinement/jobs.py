@@ -70,18 +70,18 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     """
     tempfile.tempdir = scratch
     if request.service == ACCESS_CHECK:  # This check of access has no table.
-        loaded, own, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
+        loaded, own_folders, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))
-        own, other_folders = _folders_of(client, request, loaded)
-    for folder in own:
+        own_folders, other_folders = _folders_of(client, request, loaded)
+    for folder in own_folders:
         path = Storage().local_path(f"{folder}/x")
         if path is not None:
             path.make_folder()  # A rule needs an existing folder.
     give_up_privileges()
-    confine(own, request.folders)
+    confine(own_folders, request.folders)
     with open_confined_folders() as writable:
-        confine([*own, *other_folders], request.folders)
+        confine([*own_folders, *other_folders], request.folders)
         with open_confined_folders() as readable:
             landlock.confine_files(
                 readable=[*readable, *_list_named_files(loaded)],
@@ -100,13 +100,13 @@ def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
 def _folders_of(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
     """Return (the local folders of the table, the local folders that its jobs only read)."""
     metadata = decode_table(loaded.metadata, loaded.location)
-    own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
+    own_folders = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     other_folders = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
     for joined in _list_joined_tables(client, request, metadata):
         of_joined = client.load_table(joined)
         properties = decode_table(of_joined.metadata, of_joined.location).properties
         other_folders += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
-    return own, other_folders
+    return own_folders, other_folders
 
 
 def _list_joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:

@@ -2,8 +2,8 @@
 
 `confine` and DuckDB's settings forbid the same accesses, but Landlock also works if a library has a
 fault. A kernel without Landlock (before 5.13, or switched off) restricts nothing. The only package for
-Landlock on PyPI is a pre-release, so this module makes the three system calls itself. They restrict the
-calling thread and the threads that it starts later, so they must run before DuckDB and Arrow start their
+Landlock on PyPI is a pre-release, so this module makes the three system calls itself. The calls restrict
+the calling thread and the threads that it starts later, so they must run before DuckDB and Arrow start their
 threads. See linux/landlock.h.
 """
 
@@ -74,8 +74,8 @@ def confine_files(
     Args:
         readable: The folders whose files the process may read.
         writable: The folders whose files the process may also write, create and remove.
-        connectable: The TCP ports to which the process may connect; None for all ports. It may not listen on any
-            port.
+        connectable: The TCP ports to which the process may connect, or None for all ports. The process may not listen
+            on any port.
 
     Returns:
         False if the kernel has no Landlock.
@@ -115,7 +115,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
     Args:
         handled: The accesses that are restricted.
         rights: The accesses that stay allowed, by file or folder.
-        ports: The TCP ports to which the process may connect; None for all ports.
+        ports: The TCP ports to which the process may connect, or None for all ports.
         scoped: The scopes that are restricted.
 
     Raises:

@@ -131,16 +131,18 @@ def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Fi
         )
     for name in catalogs:
         prefix = f"{_SPARK_CATALOG}{name}."
-        own = {key.removeprefix(prefix): value for key, value in conf.items() if key.startswith(prefix)}
-        yield from _check_rest(f"{subject}, catalog {name}", own, "type", "uri", prefix, " ", url)
-        if own.get("cache-enabled", "true") != "false":
+        catalog_conf = {key.removeprefix(prefix): value for key, value in conf.items() if key.startswith(prefix)}
+        yield from _check_rest(f"{subject}, catalog {name}", catalog_conf, "type", "uri", prefix, " ", url)
+        if catalog_conf.get("cache-enabled", "true") != "false":
             fix = f"Add the line: {prefix}cache-enabled false"
             yield Finding(f"{subject}, catalog {name}", "Spark caches tables and misses commits of others", fix)
 
 
 def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
-    named = [value for key, value in setup.properties.items() if key.startswith("spark.jars") or "ClassPath" in key]
-    versions = {match[1] for text in (*named, *setup.jars) for match in RUNTIME_NAME.finditer(text)}
+    property_values = [
+        value for key, value in setup.properties.items() if key.startswith("spark.jars") or "ClassPath" in key
+    ]
+    versions = {match[1] for text in (*property_values, *setup.jars) for match in RUNTIME_NAME.finditer(text)}
     spark = ".".join(setup.version.split(".")[:2])
     if not versions:
         fix = f"Add the line: spark.jars.packages {RUNTIME}"
@@ -177,13 +179,19 @@ def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
 
 
 def _check_rest(
-    subject: str, own: Mapping[str, str], type_key: str, uri_key: str, prefix: str, equals: str, url: str | None
+    subject: str,
+    catalog_conf: Mapping[str, str],
+    type_key: str,
+    uri_key: str,
+    prefix: str,
+    equals: str,
+    url: str | None,
 ) -> Iterator[Finding]:
     """Check that a catalog has type `rest` and the server's address."""
-    if own.get(type_key) != "rest":
-        text = f"{prefix}{type_key} is {own.get(type_key, 'missing')}"
+    if catalog_conf.get(type_key) != "rest":
+        text = f"{prefix}{type_key} is {catalog_conf.get(type_key, 'missing')}"
         yield Finding(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)
-    uri = own.get(uri_key, "").rstrip("/")
+    uri = catalog_conf.get(uri_key, "").rstrip("/")
     if not uri:
         value = url or "http://127.0.0.1:8181"
         yield Finding(subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{equals}{value}", is_fault=True)

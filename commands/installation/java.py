@@ -35,12 +35,12 @@ def check_java() -> Iterator[Finding]:
         yield Finding("Java for Spark", f"{java} is version {version}", fix)
     else:
         yield Finding("Java for Spark", f"{java} is version {version}")
-    named, home_25 = os.environ.get("JAVA25"), java_25_home()
+    java_25, home_25 = os.environ.get("JAVA25"), java_25_home()
     if home_25 is not None:
         yield Finding("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
-    elif named:
+    elif java_25:
         fix = f"Set JAVA25 to the home of a JDK {JAVA_TRINO} or newer, or unset it"
-        yield Finding("Java for Trino", f"JAVA25 is {named}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
+        yield Finding("Java for Trino", f"JAVA25 is {java_25}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
     else:
         fix = f"To run Trino on this machine, install a JDK {JAVA_TRINO} below {_JVMS}, or set JAVA25 to its home"
         yield Finding("Java for Trino", f"there is no JDK {JAVA_TRINO}", fix)
@@ -49,10 +49,10 @@ def check_java() -> Iterator[Finding]:
 def java_version(java: str) -> int | None:
     """Return the major version of the program `java`, or None if it does not run."""
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
+        completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', completed.stderr + completed.stdout)
     return None if match is None else int(match[1])
 
 
@@ -61,8 +61,8 @@ def java_25_home() -> Path | None:
 
     It is the home in the variable `JAVA25`, or else the first JDK below /usr/lib/jvm.
     """
-    named = os.environ.get("JAVA25")
-    homes = [Path(named)] if named else sorted(_JVMS.glob("*"))
+    java_25 = os.environ.get("JAVA25")
+    homes = [Path(java_25)] if java_25 else sorted(_JVMS.glob("*"))
     return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)
 
 

@@ -76,11 +76,11 @@ def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
     Args:
         runs: The runs, the newest first.
     """
-    seen: set[tuple[str | None, str]] = set()
+    seen_keys: set[tuple[str | None, str]] = set()
     for run in runs:
         key = run.uuid, str(run.summary.get("service"))
-        if key not in seen:
-            seen.add(key)
+        if key not in seen_keys:
+            seen_keys.add(key)
             if "error" in run.summary:
                 yield run
 

@@ -58,11 +58,11 @@ def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool
 
 
 def _render_advice(advice: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    advice_table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("column", "partitions", "older than", "unread", "files", "size"):
-        shown.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
+        advice_table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
     for entry in advice:
-        shown.add_row(
+        advice_table.add_row(
             entry["column"],
             f"{entry['partitions']:,}",
             show_count(entry["older-than-days"], "day"),
@@ -70,4 +70,4 @@ def _render_advice(advice: list[dict[str, Any]]) -> Table:
             f"{entry['files']:,}",
             show_size(entry["size-in-bytes"]),
         )
-    return shown
+    return advice_table

@@ -58,8 +58,8 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
     policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
         with contextlib.suppress(NotFound):  # The table was dropped in the meantime.
-            listed = load_policy(client, name)["properties"]
-            if changed := [entry for entry in listed if entry["source"] in ("table", "namespace")]:
+            properties = load_policy(client, name)["properties"]
+            if changed := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
                 policies.append((name, changed))
     if as_json:
         print_json([{"table": list(name), "properties": entries} for name, entries in policies])
@@ -169,9 +169,11 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
     changes = parse_properties(updates, where)
     for name in (*changes, *removals):
         if not is_policy_property(name):
-            near = "" if name.startswith(PREFIXES) else similar_properties(name)
+            similar_names = "" if name.startswith(PREFIXES) else similar_properties(name)
             other = "seamark table set and seamark namespace set change other properties"
-            raise click.UsageError(f"A policy has no property {name!r}; {f'did you mean {near}?' if near else other}")
+            raise click.UsageError(
+                f"A policy has no property {name!r}; {f'did you mean {similar_names}?' if similar_names else other}"
+            )
         if name in changes and name in removals:
             raise click.UsageError(f"{name!r} is both set and removed; choose one of the two")
     return check_properties(changes)

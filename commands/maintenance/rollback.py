@@ -30,15 +30,15 @@ def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branc
     command refuses and nothing changes.
     """
     try:
-        done = undo_job(client, table, snapshot_id, branch=branch)
+        rollback = undo_job(client, table, snapshot_id, branch=branch)
     except SeamarkError as error:
         raise click.ClickException(f"The job on {table} was not rolled back: {error}") from None
-    files = f"{show_count(done.files_restored, 'file')} restored, {done.files_removed:,} removed"
-    if not done.files_restored and not done.files_removed:
+    files = f"{show_count(rollback.files_restored, 'file')} restored, {rollback.files_removed:,} removed"
+    if not rollback.files_restored and not rollback.files_removed:
         files = "its files are listed in the manifests of before"
     print_result(
-        done,
-        f"Snapshot {done.snapshot_id} of {table} undoes {done.undone_id}: {files}. The table's policy may start the "
-        f"job again; see seamark policy show {table}.",
+        rollback,
+        f"Snapshot {rollback.snapshot_id} of {table} undoes {rollback.undone_id}: {files}. The table's policy may "
+        f"start the job again; see seamark policy show {table}.",
         as_json=as_json,
     )

@@ -37,23 +37,23 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     jobs, waiting = listing["jobs"], listing.get("waiting", [])
     runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
     if as_json:
-        listed = [
+        json_rows = [
             {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["asked-ms"]}
             | {"state": "requested", "service": job["service"], "due-ms": job["due-ms"], "failures": job["failures"]}
             for job in waiting
         ]
-        listed += [
+        json_rows += [
             {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["started-ms"]}
             | {"state": "inflight", "service": job["service"], "launcher": job["launcher"]}
             | {"progress": job["progress"]}
             for job in jobs
         ]
-        listed += [
+        json_rows += [
             {"namespace": run.namespace, "table": run.name, "requested-ms": run.requested_ms, "state": run.state}
             | run.summary
             for run in runs
         ]
-        print_json(listed)
+        print_json(json_rows)
         return
     state = listing.get("services", {})
     if state.get("problem"):

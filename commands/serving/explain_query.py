@@ -115,7 +115,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     references = await read_in_turn(call, len(body.query), partial(query.references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
-    wanted, beside = _joins(references, paths, loaded)
+    requested, beside = _joins(references, paths, loaded)
     column_names = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
     find_unknown = partial(
         query_notes.find_unknown_columns, body.query, body.dialect, list(query.names.values()), column_names
@@ -123,7 +123,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
-        requested_joins = wanted.get(number, []), beside[number]
+        requested_joins = requested.get(number, []), beside[number]
         plan = await _explain_table(
             call, body.query, paths[reference.key], loaded[reference.key], reference, requested_joins, notes
         )
@@ -162,12 +162,12 @@ def _joins(
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)
-    wanted = {
+    joins_by_table = {
         number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
         for number, planned in planned_scans.items()
         if planned in limits
     }
-    return wanted, {
+    return joins_by_table, {
         number: joins.explain_unrequested_joins(number, planned_scans, known_tables, limits) for number in planned_scans
     }
 

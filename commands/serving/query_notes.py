@@ -116,9 +116,9 @@ def find_unknown_columns(
             if len(compared) == _NAMES_MAX:
                 break
             compared[lower] = near_names(lower, ordered, maximum=1)
-        near = compared[lower]
-        if near:
-            hint = f"; did you mean {_shorten(near[0])}"
+        similar_columns = compared[lower]
+        if similar_columns:
+            hint = f"; did you mean {_shorten(similar_columns[0])}"
         elif column.this.quoted:
             hint = "; write a text in single quotes"
         elif isinstance(column.parent, exp.Predicate):
@@ -133,10 +133,10 @@ def find_unknown_columns(
 
 def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
     """Return whether the query reads only the current state of `tables`, and names in WITH."""
-    named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    cte_names = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
         isinstance(table.this, exp.Identifier)
-        and table.name.lower() in (tables if table.args.get("db") is not None else {*tables, *named})
+        and table.name.lower() in (tables if table.args.get("db") is not None else {*tables, *cte_names})
         and table.args.get("when") is None
         and table.args.get("version") is None
         for table in tree.find_all(exp.Table)

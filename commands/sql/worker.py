@@ -286,7 +286,7 @@ def _make_head(request: StatementRequest, chosen: ChosenPlan) -> StatementHead:
     return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen.tables)))
 
 
-def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]) -> Iterator[pa.RecordBatch]:
+def _batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:
     """Yield at most `rows_max` rows.
 
     Raises:
@@ -297,7 +297,7 @@ def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]
         if batch.num_rows > left:
             if not request.truncates:
                 raise BadRequest(f"The statement has more than {request.rows_max:,} rows (sql_rows_limit); add LIMIT")
-            seen["truncated"] = True
+            status["truncated"] = True
             if left:
                 yield batch.slice(0, left)
             return
@@ -317,13 +317,13 @@ def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPla
     columns = [StatementColumn(name, kind) for name, kind in zip(result.schema.names, result.types, strict=True)]
     head = msgspec.json.encode(plan)[:-1] + b',"columns":' + msgspec.json.encode(columns)
     answers.write(head + b',"rows":[')
-    seen = {"truncated": False}
+    status = {"truncated": False}
     separator = b""
-    for batch in _batches(request, result, seen):
+    for batch in _batches(request, result, status):
         if batch.num_rows:
             answers.write(separator + msgspec.json.encode(json_rows(batch))[1:-1])
             separator = b","
-    answers.write(b'],"complete":' + (b"false" if seen["truncated"] else b"true") + b"}")
+    answers.write(b'],"complete":' + (b"false" if status["truncated"] else b"true") + b"}")
 
 
 class _Sink:

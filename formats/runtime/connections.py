@@ -495,7 +495,7 @@ class Connections(web.Server):
         """Close one connection and return True, or return False if all connections have requests in flight.
 
         Args:
-            address: The address whose connections may be closed; None for any address.
+            address: The address whose connections may be closed, or None for any address.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
         victim = next(silent, None) or self._longest_idle(address)

@@ -36,8 +36,8 @@ class FairLock:
     @asynccontextmanager
     async def of(self, holder: str) -> AsyncIterator[None]:
         """Hold the lock for `holder` while the context is active."""
-        own = self._own.setdefault(holder, asyncio.Lock())
-        async with own, self._all:
+        holder_lock = self._own.setdefault(holder, asyncio.Lock())
+        async with holder_lock, self._all:
             yield
 
     async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:

@@ -13,7 +13,7 @@ descriptor stays the same folder even if another folder gets its name. A path ha
 cannot leave the root.
 
 The root itself, or a folder above it, may be a symbolic link, because operators move warehouses in this
-way. It is resolved once, when the object is created. Bind mounts below the root are followed: only the
+way. The link is resolved once, when the object is created. Bind mounts below the root are followed: only the
 operator can create them.
 
 A hard link to another tenant's file is not refused. Linux lets an account link only files that the

@@ -156,8 +156,8 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
 def only_these(certificates: str) -> ssl.SSLContext:
     """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
 
-    It is for processes that a server starts on its own machine. They have the server's certificate, and connect to
-    the server at an address that the certificate need not name. Therefore the name is not compared.
+    It is for processes that a server starts on its own machine. Such processes have the server's certificate, and
+    connect to the server at an address that the certificate need not name. Therefore the name is not compared.
 
     Raises:
         ValueError: The text has no certificates.
@@ -181,12 +181,12 @@ def authorities_file() -> str | None:
     file with the authorities of SEAMARK_CA and of the system: the store may be behind the objects gateway,
     which has the server's certificate.
     """
-    named, ours = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
-    if named or not ours:
-        return named or None
+    aws_bundle, seamark_bundle = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
+    if aws_bundle or not seamark_bundle:
+        return aws_bundle or None
     system = ssl.get_default_verify_paths().cafile
     with tempfile.NamedTemporaryFile("wb", prefix="seamark-ca-", suffix=".pem", delete=False) as file:
-        for path in filter(None, (system, ours)):
+        for path in filter(None, (system, seamark_bundle)):
             file.write(Path(path).read_bytes() + b"\n")
     atexit.register(Path(file.name).unlink, missing_ok=True)
     return file.name

@@ -86,43 +86,45 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
-    shown = repr(text if len(text) <= 200 else text[:200] + "…")
+    shown_location = repr(text if len(text) <= 200 else text[:200] + "…")
     if _CONTROL.search(text):
-        raise BadRequest(f"{subject} {shown} contains a control character; remove it")
+        raise BadRequest(f"{subject} {shown_location} contains a control character; remove it")
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         forms = " or ".join(rules.form for rules in STORAGES.values())
-        raise BadRequest(f"{subject} {shown} is not a URI; write {forms}")
+        raise BadRequest(f"{subject} {shown_location} is not a URI; write {forms}")
     scheme, bucket_path = matched[1].lower(), matched[2]
     for mark, name in refused:
         if mark in bucket_path:
-            raise BadRequest(f"{subject} {shown} contains {name} ({mark}); a location is a plain path")
+            raise BadRequest(f"{subject} {shown_location} contains {name} ({mark}); a location is a plain path")
     rules = rules_of(scheme)
     if rules is None:
         stored_on = " and ".join(f"{known}://" for known in STORAGES)
-        raise BadRequest(f"{subject} {shown} has the scheme {scheme!r}; this server supports {stored_on}")
-    bucket, path = rules.split(bucket_path, subject, shown)
+        raise BadRequest(f"{subject} {shown_location} has the scheme {scheme!r}; this server supports {stored_on}")
+    bucket, path = rules.split(bucket_path, subject, shown_location)
     path = path.rstrip("/")
-    _check_segments(path, subject, shown)
+    _check_segments(path, subject, shown_location)
     return Location(rules.scheme, bucket, path)
 
 
-def _check_segments(path: str, subject: str, shown: str) -> None:
+def _check_segments(path: str, subject: str, shown_location: str) -> None:
     if not path:
         return
     if "" in path.split("/"):
-        raise BadRequest(f"{subject} {shown} contains an empty path segment (//); write single slashes")
+        raise BadRequest(f"{subject} {shown_location} contains an empty path segment (//); write single slashes")
     decoded = path
     for _ in range(_DECODE_ROUNDS):
         if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
-            raise BadRequest(f"{subject} {shown} contains a '.' or '..' segment; write the path without these segments")
+            raise BadRequest(
+                f"{subject} {shown_location} contains a '.' or '..' segment; write the path without these segments"
+            )
         if "\x00" in decoded:
-            raise BadRequest(f"{subject} {shown} contains an encoded NUL; remove it")
+            raise BadRequest(f"{subject} {shown_location} contains an encoded NUL; remove it")
         further = unquote(decoded)
         if further == decoded:
             return
         decoded = further
-    raise BadRequest(f"{subject} {shown} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
+    raise BadRequest(f"{subject} {shown_location} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
 
 
 def location_key(location: Location) -> str:

@@ -40,24 +40,24 @@ class StorageRules:
     def schemes(self) -> tuple[str, ...]:
         return (self.scheme, *self.aliases)
 
-    def split(self, address: str, subject: str, shown: str) -> tuple[str, str]:
+    def split(self, address: str, subject: str, shown_location: str) -> tuple[str, str]:
         """Return the bucket and the path of a location.
 
         Args:
             address: The location after the colon of its scheme.
             subject: The name of the location in error messages.
-            shown: The location, shortened for error messages.
+            shown_location: The location, shortened for error messages.
 
         Raises:
             BadRequest: The location does not have the form of this storage.
         """
         if not address.startswith("//"):
-            raise BadRequest(f"{subject} {shown} has no bucket; write {self.form}")
+            raise BadRequest(f"{subject} {shown_location} has no bucket; write {self.form}")
         bucket, _, key = address[2:].partition("/")
         if "@" in bucket:
             raise BadRequest(f"{subject} contains user information before '@'; write {self.form}")
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-            raise BadRequest(f"{subject} {shown} has the invalid bucket {bucket!r}; correct its name")
+            raise BadRequest(f"{subject} {shown_location} has the invalid bucket {bucket!r}; correct its name")
         return bucket, key
 
     def resolve(self, path: str) -> str:

@@ -26,14 +26,14 @@ class LocalFiles(StorageRules):
     def form(self) -> str:
         return "file:///path"
 
-    def split(self, address: str, subject: str, shown: str) -> tuple[str, str]:
+    def split(self, address: str, subject: str, shown_location: str) -> tuple[str, str]:
         if address.startswith("//"):
             authority, slash, path = address[2:].partition("/")
             if authority:
-                raise BadRequest(f"{subject} {shown} names the host {authority!r}; write {self.form}")
+                raise BadRequest(f"{subject} {shown_location} names the host {authority!r}; write {self.form}")
             address = slash + path
         if not address.startswith("/"):
-            raise BadRequest(f"{subject} {shown} is not absolute; write {self.form}")
+            raise BadRequest(f"{subject} {shown_location} is not absolute; write {self.form}")
         return "", address[1:]
 
     def resolve(self, path: str) -> str:

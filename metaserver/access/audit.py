@@ -85,7 +85,7 @@ class AuditLog:
     async def record(
         self,
         *,
-        who: str,
+        principal_name: str,
         operation: str,
         resource: str,
         status: int,
@@ -95,22 +95,22 @@ class AuditLog:
     ) -> bool:
         """Queue a record. If it must not be lost, wait for space in the queue.
 
-        `kind` is the kind of the error; None if there is no error.
+        `kind` is the kind of the error, or None if there is no error.
 
         Returns:
             False for a refusal that is only counted, and for a record that is not written.
         """
         if not self.is_kept(operation, status):
             return False
-        unauthenticated = who == ANONYMOUS_NAME and status in _DENIED
+        unauthenticated = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._count_up()
-            if not self._refusals.is_written(who, remote or "", unauthenticated=unauthenticated):
+            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=unauthenticated):
                 return False
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
-            who=_clean(who),
+            who=_clean(principal_name),
             action=operation,
             resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=outcome_of(status, kind),

@@ -159,13 +159,13 @@ class Authorizer:
         return False
 
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """Return the topmost namespaces in which `principal` may write; None for the whole catalog."""
+        """Return the topmost namespaces in which `principal` may write, or None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
 
     def visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include, whether they exist or not; None for all names."""
+        """Return the names in `parent` that a listing may include, or None for all names. The names need not exist."""
         depth = len(parent)
         names = set()
         for grant in principal.grants:

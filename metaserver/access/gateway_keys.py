@@ -72,12 +72,14 @@ class GatewayKeys:
         location: str,
         *,
         writable: bool,
-        who: str,
+        principal_name: str,
         pinned: bool = False,
         staged: bool = False,
         namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
-        grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged, namespace)
+        grant = ObjectGrant(
+            table_uuid, location, writable, principal_name, self._expires_ms(), pinned, staged, namespace
+        )
         key_id, key = self._keyring.signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
         token = payload + _compute_mac(key, b"token", payload)

@@ -39,7 +39,7 @@ class Issued(msgspec.Struct, frozen=True):
     digest: str
     """The digest of the bearer token from which the access token was made; empty for a token issued without a login."""
     expires_ms: int | None
-    """The end of the token; None if the expiry was not checked."""
+    """The end of the token, or None if the expiry was not checked."""
 
 
 class Issuer:

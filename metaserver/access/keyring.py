@@ -69,7 +69,7 @@ class Keyring:
         return usable[-1].id, self._derive(purpose, usable[-1])
 
     def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
-        """Return the key with this id; None if the key is unknown or retired."""
+        """Return the key with this id, or None if the key is unknown or retired."""
         derived = self._derived.get((purpose, key_id))
         if derived is not None:
             return derived

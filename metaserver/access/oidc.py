@@ -212,11 +212,11 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
     Raises:
         BadRequest: The JWK set is invalid.
     """
-    listed = document.get("keys") if isinstance(document, Mapping) else None
-    if not isinstance(listed, list):
+    jwks = document.get("keys") if isinstance(document, Mapping) else None
+    if not isinstance(jwks, list):
         raise BadRequest("The JWK set has no list of keys")
     keys: dict[str | None, VerifyKey] = {}
-    for jwk in listed:
+    for jwk in jwks:
         if isinstance(jwk, dict) and (key := _read_key(jwk)) is not None:
             kid = jwk.get("kid")
             keys[kid if isinstance(kid, str) else None] = key
@@ -224,7 +224,7 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """Return a public key for a supported algorithm; None for any other key. Symmetric keys are refused."""
+    """Return a public key for a supported algorithm, or None for any other key. Symmetric keys are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")

@@ -34,7 +34,7 @@ class PageTokens:
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:
-        """Return the position of a token; None for the empty token, which requests the first page.
+        """Return the position of a token, or None for the empty token, which requests the first page.
 
         Raises:
             BadRequest: This server did not issue the token.

@@ -21,7 +21,7 @@ class StandingRights:
         self._authorizer = Authorizer()
 
     async def why_lost(self, principal_name: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Return why the principal no longer has the right; None if it still has the right.
+        """Return why the principal no longer has the right, or None if it still has the right.
 
         Rights by roles that only an OIDC token states are not considered.
         """

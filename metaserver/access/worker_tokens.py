@@ -119,8 +119,8 @@ class ServiceTokens(_SignedTokens):
 class StatementTokens(_SignedTokens):
     """Tokens with the caller's name, and with the role reader on the namespaces that the caller may read.
 
-    They never have more than the caller's rights, and never the right to write. Their lifetime is the time limit of
-    the statement.
+    The tokens never have more than the caller's rights, and never the right to write. Their lifetime is the time limit
+    of the statement.
     """
 
     prefix = "smq_"

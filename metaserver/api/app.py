@@ -77,7 +77,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
     app[PREFIX] = prefix
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
     iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign)
-    own = (
+    seamark_endpoints = (
         timeline,
         metadata,
         layout,
@@ -103,4 +103,4 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         statements,
         ttl_advice,
     )
-    add_endpoints(app, health, metrics, oauth, console, *iceberg, *own, *extensions.routes, openapi)
+    add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)

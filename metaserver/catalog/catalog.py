@@ -86,7 +86,7 @@ class Catalog:
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """Return the table or view of a recorded request; None if the record contains the whole answer.
+        """Return the table or view of a recorded request, or None if the record contains the whole answer.
 
         A missing file does not raise NotFound: the request succeeded, and clients that receive 404 for a commit
         delete the files that they wrote for it.

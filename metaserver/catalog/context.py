@@ -190,7 +190,7 @@ class CatalogContext:
             raise
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
-        """Return whether a transaction with a lost reply was committed; False if the database does not answer.
+        """Return whether a transaction with a lost reply was committed, or False if the database does not answer.
 
         If the transaction was not committed and can no longer be, the method raises `undone`. For a commit, this is a
         conflict. For other requests it is another error, because clients interpret a conflict as an existing name.

@@ -243,14 +243,14 @@ class Documents:
         return data
 
     async def _read(self, location: str) -> bytes:
-        named = _NAMED.search(location)
+        digest_match = _NAMED.search(location)
         # A cache may have caused the error.
         for objects in self._sources:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
             except ObjectMissing:
                 raise _missing(location) from None
-            if named is None or named[1] == await asyncio.to_thread(_digest, data):
+            if digest_match is None or digest_match[1] == await asyncio.to_thread(_digest, data):
                 break
         else:
             raise Forbidden(

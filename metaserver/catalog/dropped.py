@@ -6,7 +6,7 @@ If files of an entry are left after the purge, the entry is retained: it cannot 
 claimed for its namespace until its files are removed, or an admin releases the locations.
 
 Files of dropped tables are deleted only here, and only if no live name shares them: the transaction that
-deletes the row checks the UUID. A purge is an instant. It is in flight after the row is deleted, and completed
+deletes the row checks the UUID. A purge is an instant. The instant is in flight after the row is deleted, and completed
 after the files are deleted. A purge that a crash interrupted is found in flight and repeated, because
 deletion is idempotent.
 
@@ -248,7 +248,7 @@ class Dropped:
             uuid=instant.uuid,
             metadata_location=instant.metadata_location,
         )
-        gone = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id=make_retained_id(instant.uuid),
             entry=entry,
             purge=True,
@@ -256,7 +256,9 @@ class Dropped:
             expires_ms=instant.requested_ms,
             who=instant.who,
         )
-        return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._context, entry) else None)
+        return ReleaseLocations(
+            uuid=instant.uuid, retained=dropped_entry if await has_files(self._context, entry) else None
+        )
 
 
 def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:

@@ -107,15 +107,15 @@ class Namespaces:
         if "location" in updates:
             await self._context.check_location(caller, updates["location"], "The namespace's location")
             await check_outside(self._context, updates["location"], "The namespace's location")
-        named = dict.fromkeys(removals)
+        removed_names = dict.fromkeys(removals)
         for attempt in range(self._context.settings.commit_retries + 1):
             stored = await self._context.require_namespace(path)
             changes = PropertyChanges(
                 updated=list(updates),
-                removed=[key for key in named if key in stored.properties],
-                missing=[key for key in named if key not in stored.properties],
+                removed=[key for key in removed_names if key in stored.properties],
+                missing=[key for key in removed_names if key not in stored.properties],
             )
-            properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
+            properties = {key: value for key, value in stored.properties.items() if key not in removed_names} | updates
             properties = record_setters(caller.who, properties, stored.properties)
             # Properties that are older than the limit may be removed.
             if updates:

@@ -61,13 +61,15 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
         namespace: The namespace.
         properties: The properties of the namespace.
     """
-    named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
-    if not named:
+    policy_properties = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
+    if not policy_properties:
         return above
     setters = setters_of(properties)
-    own = {name: Inherited(value, namespace, setters.get(name, "")) for name, value in named.items()}
-    inherited = ((name, policy) for name, policy in above.items() if name not in own)
-    return dict(islice(chain(own.items(), inherited), INHERITED_MAX))
+    own_policies = {
+        name: Inherited(value, namespace, setters.get(name, "")) for name, value in policy_properties.items()
+    }
+    inherited = ((name, policy) for name, policy in above.items() if name not in own_policies)
+    return dict(islice(chain(own_policies.items(), inherited), INHERITED_MAX))
 
 
 def setters_of(properties: Mapping[str, str]) -> dict[str, str]:

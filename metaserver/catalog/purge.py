@@ -82,11 +82,13 @@ async def deletable_files(
     owns = make_owns(context, metadata)
     is_foreign = await foreign_file_check(context, uuid, own_folders(context, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
-    own, is_judged_by_metadata = OwnLocations(context.warehouse, claims), without_claims and not claims
+    own_locations, is_judged_by_metadata = OwnLocations(context.warehouse, claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:
-            return owns(location) and (is_judged_by_metadata or own.holds(location)) and not is_foreign(location)
+            return (
+                owns(location) and (is_judged_by_metadata or own_locations.holds(location)) and not is_foreign(location)
+            )
         except BadRequest:  # The server cannot parse the location.
             return False
 
@@ -132,7 +134,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
     if not is_collectable(metadata):  # The property may have been set after the drop.
         return
     allowed = await deletable_files(context, uuid, metadata, without_claims=True)
-    seen: set[str] = set()
+    seen_paths: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
@@ -144,8 +146,8 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
         if not allowed(manifest):
             continue
         for path in await _read_field(context, manifest, "data_file", "file_path"):
-            if allowed(path) and path not in seen:
-                seen.add(path)
+            if allowed(path) and path not in seen_paths:
+                seen_paths.add(path)
                 yield path
     for manifest in dict.fromkeys(manifests):
         if allowed(manifest):

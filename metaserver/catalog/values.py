@@ -41,7 +41,7 @@ class Caller(msgspec.Struct, frozen=True):
     request_id: str
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None
-    """The namespaces in whose locations the caller may place entries; None for the whole warehouse."""
+    """The namespaces in whose locations the caller may place entries, or None for the whole warehouse."""
     names_owners: bool = True
     """Whether the caller may name other users as owners of views (`owners.py`)."""
     request_bytes: int = 0
@@ -51,7 +51,7 @@ class Caller(msgspec.Struct, frozen=True):
 class Page(msgspec.Struct, Generic[T], frozen=True):
     items: list[T]
     next_token: str | None
-    """The token for the next page; None on the last page."""
+    """The token for the next page, or None on the last page."""
 
 
 class LoadedTable(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ class ChunkDecoder:
         self._buffer = bytearray()
         self._received = 0
         self._left: int | None = None
-        """The bytes of the current chunk that have not arrived; None between chunks."""
+        """The bytes of the current chunk that have not arrived, or None between chunks."""
         self._signature = b""
         self._hash = hashlib.sha256()
         self._withheld = b""

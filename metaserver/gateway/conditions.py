@@ -15,7 +15,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def read_range(text: str | None, size: int) -> tuple[int, int] | None:
-    """Return (start, length) of a Range header for an object of `size` bytes; None for the whole object.
+    """Return (start, length) of a Range header for an object of `size` bytes, or None for the whole object.
 
     The result is also None for a malformed header, which is ignored (RFC 9110, 14.2), and for several ranges,
     which S3 does not support.
@@ -70,7 +70,7 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:
     """Check the conditions of a write.
 
-    `etag` is the ETag of the object that it replaces; None if there is no object.
+    `etag` is the ETag of the object that it replaces, or None if there is no object.
 
     Raises:
         S3Error: PreconditionFailed if a condition is false.
@@ -94,7 +94,7 @@ def _matches(condition: str, etag: str) -> bool:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Return the date in seconds; None for an invalid date, which is ignored."""
+    """Return the date in seconds, or None for an invalid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):

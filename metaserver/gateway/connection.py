@@ -41,7 +41,7 @@ class Unfinished(Protocol):
 ImmediateAnswer = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
 """A function that begins an answer, or sends the whole answer.
 
-It returns True after the whole answer, False if nothing was sent, or the started answer.
+The function returns True after the whole answer, False if nothing was sent, or the started answer.
 """
 
 

@@ -94,8 +94,8 @@ class FolderBackend:
         try:
             return await handler(call)
         except SeamarkError as error:
-            shown = of_seamark_error(error)
-            raise S3Error(shown.code, self._hide_folder(shown.message), shown.headers) from error
+            s3_error = of_seamark_error(error)
+            raise S3Error(s3_error.code, self._hide_folder(s3_error.message), s3_error.headers) from error
 
     def _handler(
         self, method: str, key: str, query: set[str], call: S3Call
@@ -127,9 +127,9 @@ class FolderBackend:
         descriptor, stored_file = await self._open(_location(call))
         try:
             check_read(call.headers, stored_file.etag, stored_file.modified_s)
-            wanted = call.headers.get("range")
+            range_header = call.headers.get("range")
             if_range = call.headers.get("if-range")
-            part = None if if_range not in (None, stored_file.etag) else read_range(wanted, stored_file.size)
+            part = None if if_range not in (None, stored_file.etag) else read_range(range_header, stored_file.size)
             start, length = part or (0, stored_file.size)
             response = PromptResponse(status=206 if part else 200, headers=_read_headers(stored_file, call.request_id))
             if part:
@@ -206,12 +206,12 @@ class FolderBackend:
         """Store the body's data and `headers` in a staged and synced file, and return its name."""
         body = call.body
         assert body is not None
-        named = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
+        checksum_headers = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
             "x-amz-checksum-algorithm",
             "x-amz-checksum-type",
         }
         trailer = call.headers.get("x-amz-trailer", "").lower()
-        checksums = Checksums(named | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
+        checksums = Checksums(checksum_headers | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
         staged = self._clock.random_bytes(16).hex()
         descriptor = await self._run(self._staging.open_new, staged)
         try:
@@ -366,11 +366,11 @@ class FolderBackend:
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
         location, upload_id = _location(call), call.address.query["uploadId"]
-        listed, conditions = read_complete(call.document), call.headers
+        part_etags, conditions = read_complete(call.document), call.headers
         with self._copies.reserve(call.who):
             published = await self._copiers.run(
                 self._file(location),
-                lambda place: self._uploads.complete(location, upload_id, listed, place, conditions),
+                lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
         return _xml(_document("CompleteMultipartUploadResult", _name_object(call) + _tag("ETag", published.etag)), call)
 

@@ -60,10 +60,10 @@ def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
     return f'{XML_HEAD}<ListBucketResult xmlns="{NAMESPACE}">{text}</ListBucketResult>'.encode()
 
 
-def _contents(listed: Listed, key: str) -> str:
-    if listed.status is None:
+def _contents(entry: Listed, key: str) -> str:
+    if entry.status is None:
         return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
-    status = listed.status
+    status = entry.status
     return (
         f"<Contents><Key>{key}</Key><LastModified>{timestamp(status.st_mtime_ns)}</LastModified>"
         f"<ETag>{xml_text(etag_of(status))}</ETag><Size>{status.st_size}</Size>"

@@ -142,13 +142,13 @@ class Uploads:
         self,
         location: str,
         upload_id: str,
-        listed: list[tuple[int, str]],
+        part_etags: list[tuple[int, str]],
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
         """Publish the object at `target` from the listed parts (number, ETag)."""
         upload = self._name(location, upload_id)
-        chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
+        chosen = _choose(part_etags, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
             with _close_after(self._staging.open_new(staged)) as descriptor:
@@ -173,7 +173,7 @@ class Uploads:
     def delete_abandoned(self, now_s: float) -> None:
         """Delete abandoned uploads, and staged files of processes that died.
 
-        They are abandoned if they have not changed for `abandoned_s`.
+        An upload or file is abandoned if it has not changed for `abandoned_s`.
         """
         with contextlib.suppress(FileNotFoundError), _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):
@@ -230,20 +230,20 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
         if root.tag.removeprefix(_XMLNS) != "CompleteMultipartUpload":
             raise ValueError
         parts = [{child.tag.removeprefix(_XMLNS): child.text or "" for child in part} for part in root]
-        listed = [(int(part["PartNumber"]), part["ETag"].strip('"')) for part in parts]
+        part_etags = [(int(part["PartNumber"]), part["ETag"].strip('"')) for part in parts]
     except (ElementTree.ParseError, ValueError, KeyError):
         raise S3Error("MalformedXML", "The XML you provided was not well-formed or did not validate") from None
-    if not 0 < len(listed) <= PARTS_MAX:
+    if not 0 < len(part_etags) <= PARTS_MAX:
         raise S3Error("MalformedXML", f"The XML must list 1 to {PARTS_MAX} parts")
-    return listed
+    return part_etags
 
 
-def _choose(listed: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
-    numbers = [number for number, _ in listed]
+def _choose(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
+    numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
     chosen = []
-    for number, etag in listed:
+    for number, etag in part_etags:
         part = present.get(number)
         if part is None or part.etag.strip('"') != etag:
             raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")

@@ -181,9 +181,9 @@ class Forwarding:
     async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
-        If the body ends early, further requests read the missing bytes. They send If-Match, so that they read the same
-        object. The method gives up after `_ATTEMPTS` failures in a row without new bytes, and raises RetryLater or the
-        error of the session.
+        If the body ends early, further requests read the missing bytes. These requests send If-Match, so that they
+        read the same object. The method gives up after `_ATTEMPTS` failures in a row without new bytes, and raises
+        RetryLater or the error of the session.
         """
         span, arrived = _span(call, response), 0
         pieces = _read_pieces(response.content)

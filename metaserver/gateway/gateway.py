@@ -321,7 +321,7 @@ class Gateway:
         return claim, grant, secret
 
     def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
-        """Return the unread body; None for calls without a body."""
+        """Return the unread body, or None for calls without a body."""
         address, claim = admitted.address, admitted.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:

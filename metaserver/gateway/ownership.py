@@ -1,8 +1,8 @@
 """Checks that a grant is still valid while its keys are in use.
 
 The table must still be in the catalog and own its location, and the principal that received the keys must still
-have a login and the rights. A result is cached for a short time. It is removed as soon as the timeline has a new
-instant of the table.
+have a login and the rights. A result is cached for a short time. The result is removed as soon as the timeline has a
+new instant of the table.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class GrantChecker:
         await self._check_rights(grant)
         await self._check_name(grant)
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
-        own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
-        if own.isdisjoint(with_folders(key)) and (
-            own or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
+        own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
+        if own_locations.isdisjoint(with_folders(key)) and (
+            own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")

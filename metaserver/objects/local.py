@@ -70,7 +70,7 @@ class LocalPlace:
     """A path below a root.
 
     Attributes:
-        umask: The umask of new files and folders; None for the umask of the process.
+        umask: The umask of new files and folders, or None for the umask of the process.
     """
 
     root: RootFolder

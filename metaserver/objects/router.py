@@ -92,11 +92,11 @@ class RoutedObjects:
         for upload in uploads:
             parsed = self._warehouse.parse(upload.location)
             by_scheme.setdefault(parsed.scheme, []).append(replace(upload, location=str(parsed)))
-        gone = 0
+        aborted_count = 0
         for scheme, of_scheme in by_scheme.items():
             async with self._slots:
-                gone += await self._stores[scheme].abort_uploads(of_scheme)
-        return gone
+                aborted_count += await self._stores[scheme].abort_uploads(of_scheme)
+        return aborted_count
 
     async def ping(self) -> None:
         """Ping every storage that has a root."""

@@ -183,7 +183,7 @@ class S3Objects:
             raise exceptions.AlreadyExistsError(str(at))
 
     async def _has_write_id(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
-        """Return whether the stored object is from this write; None if no object is stored."""
+        """Return whether the stored object is from this write, or None if no object is stored."""
         try:
             result = await obstore.get_async(store, at.path)
         except _MISSING:
@@ -191,8 +191,8 @@ class S3Objects:
         stored_id = result.attributes.get(WRITE_ID)
         if stored_id is not None:
             return stored_id == write_id
-        # If a store drops metadata, the bytes are compared. They contain a UUID, so no other writer writes the same
-        # bytes.
+        # If a store drops metadata, the bytes are compared. The bytes contain a UUID, so no other writer writes the
+        # same bytes.
         return result.meta["size"] == len(data) and bytes(await result.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S3Store, Location]:

@@ -68,7 +68,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
     """
 
     def run() -> int:
-        gone = 0
+        aborted_count = 0
         with closing(_open(settings)) as client:
             for upload, at in uploads:
                 options = {"Bucket": at.bucket, "Key": at.path, "UploadId": upload.id}
@@ -79,8 +79,8 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
                     if isinstance(error, RetryLater):
                         break
                 else:
-                    gone += 1
-        return gone
+                    aborted_count += 1
+        return aborted_count
 
     return await asyncio.to_thread(run)
 

@@ -66,17 +66,17 @@ def sign(
         StorageError: The server has no keys.
     """
     table = _parse_signable_location(table_location, settings)
-    method, uri, sent, body = _decode(request, settings)
+    method, uri, header_lists, body = _decode(request, settings)
     if method in WRITE_METHODS and not writable:
         raise Forbidden(f"{method} needs write access to this table")
     parts, address = parse_address(uri, settings)
-    headers = _flat(sent)
+    headers = _flat(header_lists)
     _check_host(headers, parts)
     check_request(method, address, headers, body, table)
     timestamp = _timestamp(headers, now_ms)
     payload = _payload_hash(headers, address, body)
     signed = _sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
-    unsigned = {name: values for name, values in sent.items() if name.lower() not in _COMPUTED}
+    unsigned = {name: values for name, values in header_lists.items() if name.lower() not in _COMPUTED}
     return {"uri": uri, "headers": {**unsigned, **{name: [value] for name, value in signed.items()}}}
 
 
@@ -133,10 +133,10 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
     return headers
 
 
-def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
+def _flat(header_lists: dict[str, list[str]]) -> dict[str, str]:
     """Return the headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
-    for name, values in sent.items():
+    for name, values in header_lists.items():
         lower = name.lower()
         if lower in flat:
             raise BadRequest(f"The header {name!r} is present twice in different spellings; send it once")
@@ -153,33 +153,36 @@ def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
 
 def _timestamp(headers: dict[str, str], now_ms: int) -> str:
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
-    sent = headers.get("x-amz-date")
-    if sent is None:
+    amz_date = headers.get("x-amz-date")
+    if amz_date is None:
         return now.strftime(_AMZ_DATE)
     try:
-        then = datetime.strptime(sent, _AMZ_DATE).replace(tzinfo=UTC)
+        then = datetime.strptime(amz_date, _AMZ_DATE).replace(tzinfo=UTC)
     except ValueError:
-        raise BadRequest(f"x-amz-date is {sent!r}; it must have the form 20261121T120000Z") from None
+        raise BadRequest(f"x-amz-date is {amz_date!r}; it must have the form 20261121T120000Z") from None
     if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
         raise BadRequest(
-            f"x-amz-date is {sent}, but the server's time is {now.strftime(_AMZ_DATE)}; set the clock or leave it out"
+            f"x-amz-date is {amz_date}, but the server's time is {now.strftime(_AMZ_DATE)}; "
+            "set the clock or leave it out"
         )
-    return sent
+    return amz_date
 
 
 def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
-    sent = headers.get("x-amz-content-sha256")
+    header_hash = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
         # The keys in this body were checked, so the signature must cover its hash.
         hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
-        if sent not in (None, hashed):
+        if header_hash not in (None, hashed):
             raise Forbidden("When objects are deleted, x-amz-content-sha256 must be the hash of `body`; leave it out")
         return hashed
-    if sent is None:
+    if header_hash is None:
         return UNSIGNED_PAYLOAD
-    if sent in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(sent):
-        return sent
-    raise BadRequest(f"x-amz-content-sha256 {sent!r} cannot be signed remotely: send a hash or {UNSIGNED_PAYLOAD}")
+    if header_hash in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(header_hash):
+        return header_hash
+    raise BadRequest(
+        f"x-amz-content-sha256 {header_hash!r} cannot be signed remotely: send a hash or {UNSIGNED_PAYLOAD}"
+    )
 
 
 class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]

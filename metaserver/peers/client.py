@@ -85,7 +85,8 @@ class PeerClient:
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
-            # The replica's cached copy may be damaged. It discards the copy when it compares the digest itself.
+            # The replica's cached copy may be damaged. The replica discards the copy when it compares the digest
+            # itself.
             return await self._read(address, location, limit_bytes, acknowledge, {CHECK_HEADER: "1"})
 
     async def _read(

@@ -100,7 +100,7 @@ class PeerObjects(ForwardingObjects):
         return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
 
     def _owner(self, ranked: list[str]) -> str | None:
-        """Return the owner, or its substitute while the owner fails; None if both fail."""
+        """Return the owner, or its substitute while the owner fails. Return None if both fail."""
         for rank, address in enumerate(ranked):
             if address == self._membership.address or self._breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
@@ -173,7 +173,7 @@ class PeerObjects(ForwardingObjects):
             await asyncio.wait((pending.answer,), timeout=expected.value_s)
 
     def _result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
-        """Return the content of a finished answer; None after a failure, which the circuit breaker counts."""
+        """Return the content of a finished answer, or None after a failure, which the circuit breaker counts."""
         now_s = self._clock.monotonic()
         try:
             content = pending.answer.result()

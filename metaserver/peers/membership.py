@@ -62,13 +62,13 @@ class Membership:
     async def renew(self) -> None:
         """Renew the lease and read the list. Errors of the database are not raised."""
         try:
-            (live,) = await self._store.transact([RenewReplica(self.replica, int(self._lease_s * 1000))])
+            (live_replicas,) = await self._store.transact([RenewReplica(self.replica, int(self._lease_s * 1000))])
         except SeamarkError as error:
             self.failures += 1
             _log.warning("the lease of this replica was not renewed", error=error.message)
             return
         self.renewals += 1
-        self.replace(live)
+        self.replace(live_replicas)
 
     async def leave(self) -> None:
         """End the lease, so that the other replicas do not have to wait for its end.
@@ -81,12 +81,12 @@ class Membership:
         except SeamarkError as error:
             _log.warning("the lease of this replica is not removed; it will expire", error=error.message)
 
-    def replace(self, live: Sequence[Replica]) -> None:
+    def replace(self, live_replicas: Sequence[Replica]) -> None:
         """Use this list of replicas.
 
         Replicas with another protocol are left out, because they cannot answer.
         """
-        compatible = tuple(one for one in live if one.protocol == self.replica.protocol)
+        compatible = tuple(one for one in live_replicas if one.protocol == self.replica.protocol)
         if [(one.address, one.weight) for one in compatible] != [(one.address, one.weight) for one in self._replicas]:
             self._ring = Rendezvous({one.address: one.weight for one in compatible})
             _log.info("replicas", addresses=[one.address for one in compatible])

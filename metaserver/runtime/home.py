@@ -243,7 +243,7 @@ def lock_home(settings: Settings) -> Iterator[None]:
 
 
 def _describe_server(settings: Settings, lock: int) -> str:
-    """Return the process id and URL of the server that holds the lock, if it has written them."""
+    """Return the process id and URL of the server that holds the lock, as far as the server has written them."""
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):

@@ -42,7 +42,7 @@ _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
 def current_staleness() -> Staleness | None:
-    """Return the staleness that the current request allows; None if the request needs current values."""
+    """Return the staleness that the current request allows, or None if the request needs current values."""
     return _CURRENT.get()
 
 
@@ -57,7 +57,7 @@ def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
 
 
 def parse_staleness_s(cache_control: str) -> int | None:
-    """Return the seconds that a Cache-Control header allows; None if it has no such directive.
+    """Return the seconds that a Cache-Control header allows, or None if it has no such directive.
 
     If there are several directives, the smallest number is returned.
     """

@@ -108,7 +108,7 @@ def measure_health(
 def problems_of_services(
     metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
 ) -> Iterator[Problem]:
-    """Yield the reasons why table services do not do what the table's policy and indexes require.
+    """Yield the reasons why table services do not do the work that the table's policy and indexes require.
 
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.

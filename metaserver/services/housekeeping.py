@@ -41,7 +41,7 @@ class Housekeeping:
         self._store = store
         self._clock = clock
         self._gaps: tuple[Gap, ...] | None = None
-        """The clock gaps that the last round found; None before the first round."""
+        """The clock gaps that the last round found, or None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
@@ -73,17 +73,17 @@ class Housekeeping:
 
         A failed task does not stop the others.
         """
-        done: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, work in self._tasks.items():
             try:
-                done[name] = await work()
+                counts[name] = await work()
             except SeamarkError as error:
                 report(_log.warning, "housekeeping failed", part=name, error=error.message)
             except Exception:  # noqa: BLE001  what one table causes must not keep the others from being cleaned
                 report(_log.exception, "housekeeping failed unexpectedly", part=name)
-        if any(done.values()):
-            _log.info("housekeeping", **done)
-        return done
+        if any(counts.values()):
+            _log.info("housekeeping", **counts)
+        return counts
 
     async def _look_at_clock(self) -> int:
         """Compare the clock with the recorded time, and return the number of new gaps.

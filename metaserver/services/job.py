@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         pause_s: The minimum time until the service's next job of the table.
-        idle_pause_s: The minimum time after a job that had nothing to do; None if it is `pause_s`.
+        idle_pause_s: The minimum time after a job that had nothing to do, or None if it is `pause_s`.
     """
 
     service: str

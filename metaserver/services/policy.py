@@ -67,8 +67,12 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
-            near = similar_properties(name)
-            hint = f"did you mean {near}?" if near else f"the properties of a policy are {', '.join(PROPERTIES)}"
+            similar_names = similar_properties(name)
+            hint = (
+                f"did you mean {similar_names}?"
+                if similar_names
+                else f"the properties of a policy are {', '.join(PROPERTIES)}"
+            )
             return f"{name[:_NAME_SHOWN_CHARACTERS]!r} is unknown; {hint}"
         try:
             required = declared.requirement(properties)

@@ -34,7 +34,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         service: The table service that corrects it.
-        enabled: Whether the server runs the service for this table; None if there is no service.
+        enabled: Whether the server runs the service for this table, or None if there is no service.
         after_s: The seconds until the table's window begins, if the service waits for the window.
     """
 

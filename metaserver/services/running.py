@@ -21,7 +21,7 @@ from seamark.metaserver.store.port import PointerStore
 NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
 OFF = "the setting services_workers is 0 on this server, and no other server runs them"
 WAITING_LISTED = 50
-"""The maximum number of waiting jobs in the lease. They take about 10 kB, which are written at each renewal."""
+"""The maximum number of waiting jobs in the lease. The jobs take about 10 kB, which are written at each renewal."""
 NAMESPACES_LISTED = 500
 """The maximum number of namespaces that the lease lists for the remaining waiting jobs."""
 
@@ -92,8 +92,8 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         running: Whether a replica runs table services now.
-        problem: The reason why no replica runs them; None if a replica does.
-        enabled: Whether the settings of some server enable them, according to this server.
+        problem: The reason why no replica runs table services, or None if a replica runs them.
+        enabled: Whether the settings of some server enable table services, according to this server.
     """
 
     running: bool

@@ -31,12 +31,12 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
 
     Args:
         timeline: The timeline, which records the runs.
-        table_uuid: The UUID of the table; None for all tables.
+        table_uuid: The UUID of the table, or None for all tables.
         since_ms: Failures before this time are left out: a job that still fails runs again within `FAILED_MS`.
     """
-    wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
+    run_filter = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
-    for run in await timeline.read(wanted, _RUNS):
+    for run in await timeline.read(run_filter, _RUNS):
         last.setdefault(str(run.summary.get("service")), run)
     return {service: run for service, run in last.items() if "error" in run.summary and run.requested_ms >= since_ms}
 

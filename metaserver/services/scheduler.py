@@ -1,6 +1,6 @@
 """The scheduler of jobs: one replica at a time finds the jobs that tables need, and runs them.
 
-The replica that holds the lease follows the timeline and examines all tables in turn. It queues the jobs
+The replica that holds the lease follows the timeline and examines all tables in turn. The replica queues the jobs
 that the services propose, and runs them in worker processes. A replica that loses the lease stops its
 jobs. If two replicas overlap for a moment, both may run the same job, which is harmless (`proposer.py`).
 """
@@ -232,15 +232,15 @@ class Scheduler:
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
         counts: Counter[str] = Counter()
-        done: Counter[str] = Counter()
+        done_bytes: Counter[str] = Counter()
         total: Counter[str] = Counter()
         for job in jobs:
             counts[job.service] += 1
-            done[job.service] += job.progress.bytes_done
+            done_bytes[job.service] += job.progress.bytes_done
             total[job.service] += job.progress.bytes_total
         for proposer in self._proposers:
             name = proposer.name
-            self._observer.jobs_running(name, counts[name], done[name], total[name])
+            self._observer.jobs_running(name, counts[name], done_bytes[name], total[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
         try:
@@ -263,7 +263,7 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Return why the principals that set the job's policy may not run the job; None if they may.
+        """Return why the principals that set the job's policy may not run the job, or None if they may.
 
         The job has a token of the server, but a principal may have lost the right to change the table.
         """

@@ -35,7 +35,7 @@ _FREE_TABLES = 200
 _KNOWN_MAX = 1_000_000
 """The maximum number of tables whose state is remembered. A state takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
-"""The actions that jobs themselves record. They must not lead to new jobs."""
+"""The actions that jobs themselves record. These actions must not lead to new jobs."""
 _log = structlog.get_logger("seamark.services")
 
 Examine = Callable[[Entry, TableMetadata], float]
@@ -110,7 +110,7 @@ class TableWatch:
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
-        """Return the table's current state; None if the table does not exist, or its metadata cannot be read."""
+        """Return the table's current state, or None if the table does not exist, or its metadata cannot be read."""
         entry = await self._store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             return None

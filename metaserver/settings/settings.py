@@ -456,16 +456,16 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
 
     def list_changed(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as `redact` shows them."""
-        shown = self.redact()
+        redacted_values = self.redact()
         return {
-            field.name: shown[field.name]
+            field.name: redacted_values[field.name]
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         }
 
     def redact(self) -> dict[str, Any]:
         """Return the settings for logs: secrets as ***, URLs without passwords, paths and tuples as JSON values."""
-        shown: dict[str, Any] = {}
+        redacted_values: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "database":
@@ -474,8 +474,8 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
                 value = "***" if value else ""
             elif isinstance(value, str) and "://" in value:
                 value = redact_url(value)
-            shown[field.name] = str(value) if isinstance(value, Path) else value
-        return shown
+            redacted_values[field.name] = str(value) if isinstance(value, Path) else value
+        return redacted_values
 
 
 def redact_url(url: str) -> str:

@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
     """Return the settings from flags > `environment` > TOML file > defaults.
 
-    `flags` maps field names to text, numbers, booleans or sequences; None means that the flag is not set.
+    `flags` maps field names to text, numbers, booleans or sequences. None means that the flag is not set.
     `config` is the TOML file; by default, it is the file that SEAMARK_CONFIG names.
 
     Raises:
@@ -130,8 +130,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
                 raise ConfigError(
                     f"The configuration file {path} has a table [{name}]: write its keys without it, at the top level"
                 )
-            near = difflib.get_close_matches(name, FIELDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; `seamark serve --help` lists them"
+            similar_names = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"; did you mean {similar_names[0]!r}?" if similar_names else "; `seamark serve --help` lists them"
             raise ConfigError(f"The configuration file {path} has an unknown key {name!r}{hint}")
     return table
 
@@ -143,13 +143,13 @@ def _convert(name: str, value: Any, source: str) -> Any:
         ConfigError: The value has another type or is outside its limits; the message says what `source` must contain.
     """
 
-    def refuse(wanted: str, instead: str = "") -> ConfigError:
+    def refuse(requirement: str, instead: str = "") -> ConfigError:
         secret = FIELDS[name].metadata["secret"]
-        shown = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
+        shown_value = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
         hint = f"; write {instead}" if instead else ""
         if name in ("port", "host") and str(value).startswith("tcp://"):
             hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
-        return ConfigError(f"The setting {name}, from {source}, must be {wanted}; {shown} is not{hint}")
+        return ConfigError(f"The setting {name}, from {source}, must be {requirement}; {shown_value} is not{hint}")
 
     converted = _CONVERTERS[_TYPES[name]](value, refuse)
     metadata = FIELDS[name].metadata
@@ -157,8 +157,8 @@ def _convert(name: str, value: Any, source: str) -> Any:
         if metadata["choices"] and item not in metadata["choices"]:
             raise refuse("one of " + ", ".join(metadata["choices"]))
         if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
-            wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
-            raise refuse(wanted, _as_location(item) if LOCAL in metadata["schemes"] else "")
+            allowed_form = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
+            raise refuse(allowed_form, _as_location(item) if LOCAL in metadata["schemes"] else "")
         minimum, maximum = metadata["minimum"], metadata["maximum"]
         if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
             raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")

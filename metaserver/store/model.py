@@ -153,7 +153,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
     rows: int
     size_bytes: int
     snapshot_id: int | None
-    """The snapshot for which the file was built; None if it is unknown, as for a merged file."""
+    """The snapshot for which the file was built, or None if it is unknown, as for a merged file."""
     created_ms: int
     state: IndexFileState = IndexFileState.LIVE
     changed_ms: int = 0
@@ -200,7 +200,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     the plan. If it is None, the plan has a name for all readers of the table.
     """
     shown_id: int | None = None
-    """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
+    """The id of the snapshot that makes the plan visible to the audience, or None for a plan view."""
     shown: str | None = None
     """The snapshot that makes the plan visible to the audience, as JSON."""
 

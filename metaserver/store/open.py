@@ -64,9 +64,9 @@ async def open_store(
         ) as store:
             yield store
     else:
-        named = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"
+        url_description = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"
         raise ConfigError(
-            f"The database URL is a {named}; use sqlite:///absolute/path or postgresql://user@host/database"
+            f"The database URL is a {url_description}; use sqlite:///absolute/path or postgresql://user@host/database"
         )
 
 

@@ -270,9 +270,9 @@ class ForgetIndexFile(Operation, frozen=True):
 class AdvanceProducer(Operation, frozen=True):
     """Record that the producer has committed `sequence`. The first sequence may be any number.
 
-    Rows stay until the table's last name is removed. They do not expire. Otherwise, a repeat that arrives late would
-    be applied again, and its rows would be duplicated. There are at most as many rows as commits, and each commit
-    leaves a longer row in the timeline.
+    Rows stay until the table's last name is removed. The rows do not expire: otherwise, a repeat that arrives late
+    would be applied again, and its rows would be duplicated. There are at most as many rows as commits, and each
+    commit leaves a longer row in the timeline.
 
     Raises:
         CommitConflict: `sequence` is not greater than the last sequence.
@@ -415,7 +415,7 @@ class SaveIdempotency(Operation, frozen=True):
 
 
 class SaveMetricsReport(Operation, frozen=True):
-    """Save a report, and keep the newest `keep` reports of the table; None keeps all."""
+    """Save a report, and delete older reports than the newest `keep` of the table. If `keep` is None, delete none."""
 
     report: MetricsReport
     keep: int | None = None

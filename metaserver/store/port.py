@@ -110,8 +110,8 @@ class PointerStore(Protocol):
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         """Return the paths of the direct children of `parent` that come after `after`.
 
-        They are in code-point order of their last level. The properties are not read, because each namespace may have
-        a megabyte of them.
+        The paths are in code-point order of their last level. The properties are not read, because each namespace may
+        have a megabyte of them.
         """
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
@@ -183,7 +183,7 @@ class PointerStore(Protocol):
     async def is_name_released(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         """Return whether a new entry with this name may use the location of the UUID, which has no live name.
 
-        It may if the UUID was dropped with this name, or is retained for this namespace.
+        The entry may use the location if the UUID was dropped with this name, or is retained for this namespace.
         """
 
     async def list_unclaimed(self, after: str, limit: int) -> list[Entry]:
@@ -202,7 +202,7 @@ class PointerStore(Protocol):
         """Return the index files of the table in every state, oldest first."""
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
-        """Return the state of a producer; None if it has committed nothing to this table."""
+        """Return the state of a producer, or None if the producer has committed nothing to this table."""
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
         """Return a plan by its name, even if its lease has ended."""
@@ -244,7 +244,7 @@ class PointerStore(Protocol):
         """
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
-        """Return the record of an idempotency key; None if it does not exist or has expired."""
+        """Return the record of an idempotency key, or None if no unexpired record exists."""
 
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
         """Return the reports after `since`, in order of id (UUIDv7)."""

@@ -33,7 +33,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
     """Check that `new` can follow `current`.
 
     Raises:
-        BadRequest: It cannot follow; the message names the allowed states.
+        BadRequest: The state cannot follow. The message names the allowed states.
     """
     if new not in _NEXT[current]:
         allowed = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"

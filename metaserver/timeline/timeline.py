@@ -1,9 +1,9 @@
 """Reads the timeline, waits for new instants, and archives old instants.
 
-All watchers share one poller, which runs only while there are watchers. It reads new instants once per `watch_poll_s`
-(with jitter, so that replicas do not poll together) and immediately after a commit of this replica (`notify`). It wakes
-a watcher only for instants that match its filter. The watcher then reads from its own position. A lost or duplicate
-wake-up therefore costs a read but never an instant.
+All watchers share one poller, which runs only while there are watchers. The poller reads new instants once per
+`watch_poll_s` (with jitter, so that replicas do not poll together) and immediately after a commit of this replica
+(`notify`). The poller wakes a watcher only for instants that match its filter. The watcher then reads from its own
+position. A lost or duplicate wake-up therefore costs a read but never an instant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = structlog.get_logger("seamark.timeline")
 class Watcher:
     """A waiting client.
 
-    `where.since` is the position of the client; None means the beginning. `counted` states whether the limit of
+    `where.since` is the position of the client. None means the beginning. `counted` states whether the limit of
     watchers includes the client.
     """
 
@@ -82,7 +82,7 @@ class Timeline:
         return await self._store.instants(where, limit)
 
     async def head(self) -> str | None:
-        """Return the position of the newest instant; None if there are no instants."""
+        """Return the position of the newest instant, or None if there are no instants."""
         newest = await self._store.instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
 

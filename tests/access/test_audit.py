@@ -50,7 +50,13 @@ def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **given: Any) -> None:
-    fields: dict[str, Any] = {"who": "ann", "resource": "/v1/x", "request_id": "r", "remote": "10.0.0.1", **given}
+    fields: dict[str, Any] = {
+        "principal_name": "ann",
+        "resource": "/v1/x",
+        "request_id": "r",
+        "remote": "10.0.0.1",
+        **given,
+    }
     await audit.record(operation=operation, status=status, **fields)
 
 
@@ -65,7 +71,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
         await record(audit, "loadTable", 200)
         await record(audit, "loadTable", 404, kind="no_such_table")
         await record(audit, "loadTable", 403, kind="forbidden")
-        await record(audit, "listTables", 401, who="anonymous", remote=None)
+        await record(audit, "listTables", 401, principal_name="anonymous", remote=None)
         await record(audit, "dropTable", 500)
     assert [(one.action, one.outcome, one.status, one.who, one.remote) for one in await kept(store)] == [
         ("createTable", "allowed", 200, "ann", "10.0.0.1"),
@@ -132,7 +138,7 @@ async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clo
 
 async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
-        await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, who="\x00")
+        await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
     [one] = await kept(store)
     assert one.resource.startswith("/v1/\ufffd??é")
     assert len(one.resource) == 1024
@@ -143,8 +149,10 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
 ) -> None:
     async with open_audit(store, clock) as audit:
         for number in range(5000):
-            await record(audit, "loadTable", 401, who="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}")
-        await record(audit, "loadTable", 401, who="anonymous", remote="10.0.0.8")
+            await record(
+                audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}"
+            )
+        await record(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
     found = await kept(store)
     theirs = [one for one in found if one.remote == "10.0.0.9"]
     written = [one for one in theirs if one.action == "loadTable"]
@@ -159,7 +167,7 @@ async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerSto
     async with open_audit(store, clock) as audit:
         for _ in range(3):
             for _ in range(100):
-                await record(audit, "loadTable", 401, who="anonymous")
+                await record(audit, "loadTable", 401, principal_name="anonymous")
             clock.advance(61_000)
     actions = [one.action for one in await kept(store)]
     assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
@@ -170,7 +178,7 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
 ) -> None:
     async with open_audit(store, clock) as audit:
         for number in range(30_000):
-            await record(audit, "loadTable", 401, who="anonymous", remote=f"2001:db8::{number:x}")
+            await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
     found = await kept(store)
     assert len(found) < 5000
     told = sum(int(one.resource.split()[0]) for one in found if one.action == REFUSED)
@@ -181,8 +189,10 @@ async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moo
     moody.gate.clear()
     async with open_audit(moody, clock, capacity=5, batch=5) as audit:
         for number in range(1000):
-            await asyncio.wait_for(record(audit, "loadTable", 401, who="anonymous", remote=f"10.0.{number}.1"), 60)
-        acts = [asyncio.create_task(record(audit, "createTable", 200, who="ann")) for _ in range(700)]
+            await asyncio.wait_for(
+                record(audit, "loadTable", 401, principal_name="anonymous", remote=f"10.0.{number}.1"), 60
+            )
+        acts = [asyncio.create_task(record(audit, "createTable", 200, principal_name="ann")) for _ in range(700)]
         await asyncio.sleep(0)
         moody.gate.set()
         await asyncio.gather(*acts)
@@ -194,8 +204,8 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
 ) -> None:
     async with open_audit(store, clock) as audit:
         for _ in range(3000):
-            await record(audit, "dropTable", 403, who="rita", kind="forbidden")
-            await record(audit, "dropTable", 409, who="rita", kind="commit_conflict")
+            await record(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
+            await record(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
     found = await kept(store)
     assert sum(one.status == 409 for one in found) == 3000
     denied = [one for one in found if one.status == 403]

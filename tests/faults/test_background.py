@@ -113,7 +113,7 @@ async def test_audit_records_are_written_once_the_database_is_back(
 
         monkeypatch.setattr(store, "transact", failing)
         async with open_audit(store, CLOCK) as audit:
-            await audit.record(who="ann", operation="dropTable", resource="db.t", status=204, request_id="1")
+            await audit.record(principal_name="ann", operation="dropTable", resource="db.t", status=204, request_id="1")
             async with asyncio.timeout(60):
                 await audit.flush()
         assert failures == 3

@@ -204,18 +204,18 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
 def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     clock = SimulatedClock(1)
     keys = GatewayKeys(fixed_keyring(clock=clock), clock, lifetime_s=3600)
-    issued = keys.issue("uuid", "s3://b/t", writable=True, who="w")
+    issued = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
     assert 1_800_000 <= issued.expires_ms - clock.now_ms() <= 3_600_000
     replica = GatewayKeys(fixed_keyring(clock=clock), clock, lifetime_s=60)
     grant, secret = replica.open(issued.token, issued.access_key_id)
     assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued.secret_access_key)
-    assert keys.issue("uuid", "s3://b/t", writable=True, who="w") == issued
+    assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued
     foreign = GatewayKeys(fixed_keyring(b"o", clock), clock, lifetime_s=3600)
     others = [
-        keys.issue("uuid", "s3://b/t", writable=False, who="w"),
-        keys.issue("uuid", "s3://b/u", writable=True, who="w"),
-        keys.issue("other", "s3://b/t", writable=True, who="w"),
-        foreign.issue("uuid", "s3://b/t", writable=True, who="w"),
+        keys.issue("uuid", "s3://b/t", writable=False, principal_name="w"),
+        keys.issue("uuid", "s3://b/u", writable=True, principal_name="w"),
+        keys.issue("other", "s3://b/t", writable=True, principal_name="w"),
+        foreign.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
     ]
     assert len({one.secret_access_key for one in [issued, *others]}) == 5
     assert len({one.access_key_id for one in [issued, *others]}) == 5

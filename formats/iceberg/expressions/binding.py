@@ -430,8 +430,8 @@ class _Binder:
         return schema.index.by_id[next(iter(ids))] if ids else None
 
     def _near(self, name: str) -> str:
-        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
-        return f"; did you mean {' or '.join(near)}?" if near else ""
+        similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        return f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
 
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:

@@ -232,8 +232,8 @@ class Comparisons:
                 return column.name, canonical_primitive(column.type)
             except BadRequest:  # The type is from a later format version.
                 return column.name, column.type
-        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
 
 

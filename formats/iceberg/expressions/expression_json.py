@@ -128,24 +128,24 @@ class _Parser:
         return all_of(*children) if kind == "and" else any_of(*children)
 
     def _predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
-        unary, listed = op in UNARY, op in SETS
+        unary, has_values = op in UNARY, op in SETS
         operand = "term"
         if "term" not in json:
-            operand = "child" if unary or listed else "left"
-            if operand not in json and (unary or listed or "right" not in json):
+            operand = "child" if unary or has_values else "left"
+            if operand not in json and (unary or has_values or "right" not in json):
                 raise _error(path, f"{op} needs a term")
         term = _require_field(json, operand, path)
         name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
         if is_function(transform) and not self._functions:
             raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
-        operand_field = None if unary else "values" if listed else "value" if operand == "term" else "right"
+        operand_field = None if unary else "values" if has_values else "value" if operand == "term" else "right"
         for field in _LITERAL_FIELDS:
             if field in json and field != operand_field:
                 raise _error(path, f"{op} has no field {field!r}")
         if operand_field is None:
             return Unbound(op, name, transform, ())
         value = _require_field(json, operand_field, path)
-        if listed:
+        if has_values:
             return Unbound(op, name, transform, self._values(value, (path, ".values")))
         self._count(1)
         return Unbound(op, name, transform, (self._literal(value, (path, f".{operand_field}")),))

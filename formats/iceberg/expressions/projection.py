@@ -11,7 +11,7 @@ projection is implemented. The result is at least as narrow as Java's (`Projecti
   transform.
 - A result that overflows its type is looked up at the value to which it wraps (`ranges.py`).
 - Java treats a predicate on a transform as a predicate on the value if the field is partitioned by
-  identity. It compares prefixes with a truncation's width in UTF-16 units, not in characters.
+  identity. Java compares prefixes with a truncation's width in UTF-16 units, not in characters.
 
 A predicate on a transform that the field does not have is projected through its source ranges, if there
 are any.
@@ -189,7 +189,7 @@ class _Mapping(NamedTuple):
     transform: str
     """The transform in canonical form."""
     is_ordered: bool
-    """The result of `ranges.is_ordered`; False for identity."""
+    """The result of `ranges.is_ordered`, or False for identity."""
     is_bucket: bool
     is_same: bool
     """Whether the field contains the values themselves."""
@@ -273,7 +273,7 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
 def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
     """Return the inclusive projection of a predicate on the same transform as the field's.
 
-    The predicate is moved to the field. It also matches the results that old writers rounded up.
+    The predicate is moved to the field. The moved predicate also matches the results that old writers rounded up.
     """
     op, values = predicate.op, predicate.values
     if mapping.stored_as_int is not None and op not in _NULLITY:

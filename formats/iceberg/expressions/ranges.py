@@ -1,7 +1,7 @@
 """Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source
 columns.
 
-Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are
+Ranges are half open, with bounds in the form of `expression.py`. None means unbounded. Values are
 integers, strings or bytes. All of them have a successor, so half-open ranges can express closed ranges.
 An integer result that does not fit its type wraps (`transforms.py`), so values at one end of the source
 may map to the other end of the result. Therefore both directions return as many ranges as needed. If an

@@ -134,7 +134,7 @@ def make_bindable(expression: Expression, schema: Schema) -> Expression:
 def match_both_zeros(residual: Expression) -> Expression:
     """Return a bound expression in which an equality with one zero also matches the other zero.
 
-    Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if
+    Java's readers order -0.0 below 0.0. The readers skip row groups by statistics, dictionaries and Bloom filters if
     only the other zero occurs. Spark treats the two zeros as equal.
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
@@ -207,10 +207,10 @@ def _weaken_expression(expression: Expression) -> Expression:
             return all_of(*[_weaken_expression(child) for child in children])
         case Or(children):
             column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
-            listed = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
-            if len(column) > 1 or len(listed) < len(children):
+            equalities = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
+            if len(column) > 1 or len(equalities) < len(children):
                 return TRUE
-            return _weaken_predicate(listed[0], [value for predicate in listed for value in predicate.values])
+            return _weaken_predicate(equalities[0], [value for predicate in equalities for value in predicate.values])
         case Bound():
             return _weaken_predicate(expression, list(expression.values))
     return expression

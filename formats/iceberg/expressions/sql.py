@@ -516,8 +516,8 @@ def _name(node: exp.Expr) -> str | None:
     """Return a column's full name: `a.b.c` is a field inside structs."""
     if isinstance(node, exp.Dot):
         inner = _name(node.this)
-        own = node.expression.name if isinstance(node.expression, exp.Identifier) else None
-        return None if inner is None or own is None else f"{inner}.{own}"
+        field_name = node.expression.name if isinstance(node.expression, exp.Identifier) else None
+        return None if inner is None or field_name is None else f"{inner}.{field_name}"
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):
         return ".".join(part.name for part in node.parts)
     return None

@@ -105,7 +105,7 @@ def has_shared_values(kind: pa.DataType) -> bool:
 def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each value in bytes, int64[n].
 
-    The values of dictionaries and runs may also be arrays with shared values.
+    The distinct values of a dictionary or of runs may themselves be a dictionary or runs.
     """
     kind = values.type
     if pa.types.is_dictionary(kind):

@@ -289,9 +289,9 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     Raises:
         ValueError, KeyError, TypeError: A header is invalid.
     """
-    at = seen = count = total = largest = 0
+    at = counted_values = count = total = largest = 0
     view = memoryview(data)
-    while seen < values and at < len(data):
+    while counted_values < values and at < len(data):
         header, size = thrift.read(view[at : at + PAGE_HEADER_MAX_BYTES])
         after = at + size
         kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
@@ -303,7 +303,7 @@ def page_sizes(data: bytes, values: int) -> _Pages:
             of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
             if not 0 <= of_page <= INT_MAX:  # pyarrow uses the last 32 bits of the size, and would read more pages.
                 raise ValueError(f"the page at {at} states {of_page} values")
-            seen += of_page
+            counted_values += of_page
         count += 1
         if count > PAGES_MAX:
             raise ValueError(f"there are more than {PAGES_MAX:,} page headers")

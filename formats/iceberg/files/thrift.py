@@ -231,9 +231,9 @@ def _put_list(out: bytearray, value: tuple[int, list[Any]]) -> None:
     else:
         out.append(0xF0 | kind)
         _put_varint(out, len(values))
-    put = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
+    put_item = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
     for item in values:
-        put(out, item)
+        put_item(out, item)
 
 
 def _put_struct(out: bytearray, fields: Fields) -> None:

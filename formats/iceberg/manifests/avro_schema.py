@@ -108,7 +108,7 @@ class PartitionFieldColumn:
     """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
     logical: str | None
     column: int | None
-    """The index of the column in the program; None for type null."""
+    """The index of the column in the program, or None for type null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class _SchemaPosition:
     field: str
     depth: int
     enclosing_types: tuple[str, ...] = ()
-    """The named types around the position. They are used to reject a type that contains itself."""
+    """The named types around the position. The names are used to reject a type that contains itself."""
 
     def descend(self, field: str | None = None) -> _SchemaPosition:
         return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.enclosing_types)
@@ -378,8 +378,8 @@ class _Compiler:
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
             raise self.corrupt(position, f"partition values cannot have type {kind}")
-        wanted = leaf(f"partition {len(self.partition)}")
-        node = self.value(declared["type"], wanted, position)
+        leaf_column = leaf(f"partition {len(self.partition)}")
+        node = self.value(declared["type"], leaf_column, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
@@ -387,7 +387,7 @@ class _Compiler:
                 field_id,
                 kind,
                 logical if isinstance(logical, str) else None,
-                self.columns[wanted.name],
+                self.columns[leaf_column.name],
             )
         )
         return node

@@ -213,8 +213,8 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     Raises:
         BadRequest: The file is invalid for the table; the message states the file and the field.
     """
-    named = json.get("file-path") if isinstance(json, dict) else None
-    with _add_path_to_errors(named if isinstance(named, str) and named else "without a file-path"):
+    file_path = json.get("file-path") if isinstance(json, dict) else None
+    with _add_path_to_errors(file_path if isinstance(file_path, str) and file_path else "without a file-path"):
         try:
             parsed = from_values(json, _Json)
         except RecursionError:
@@ -232,8 +232,8 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
         # The answer must be UTF-8 for any path.
-        named = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
-        raise BadRequest(f"Invalid content file {named}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
+        shown_path = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
+        raise BadRequest(f"Invalid content file {shown_path}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
 
 def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:

@@ -41,7 +41,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
     sequence_number: int | None
     """The data sequence number, which determines the delete files that apply to the file."""
     file_sequence_number: int | None
-    """The sequence number of the snapshot that added the file; None if its writer does not support the field."""
+    """The sequence number of the snapshot that added the file, or None if its writer does not support the field."""
     file: ContentFile
 
     @property
@@ -107,8 +107,8 @@ def write_manifest(
     version = metadata.format_version
     if content != DATA_MANIFEST and version == 1:
         raise ValueError("a table of format version 1 has no delete files")
-    listed = tuple(entries)
-    for entry in listed:
+    entry_list = tuple(entries)
+    for entry in entry_list:
         _check(entry, spec_id, content, version)
     types = partition_types(metadata, spec)
     schema, write = entry_record(version, spec.fields, types)
@@ -121,13 +121,15 @@ def write_manifest(
     }
     if version > 1:
         header["content"] = "deletes" if content else "data"
-    data = write_container(schema, map(write, map(_to_writable_entry, listed)), header, codec_of(metadata.properties))
+    data = write_container(
+        schema, map(write, map(_to_writable_entry, entry_list)), header, codec_of(metadata.properties)
+    )
     files, rows = Counter[int](), Counter[int]()
-    for entry in listed:
+    for entry in entry_list:
         files[entry.status] += 1
         rows[entry.status] += entry.file.record_count
-    numbers = [entry.sequence_number for entry in listed if entry.is_live and entry.sequence_number is not None]
-    partitions = _summarize_partitions([entry.file.partition for entry in listed], types)
+    numbers = [entry.sequence_number for entry in entry_list if entry.is_live and entry.sequence_number is not None]
+    partitions = _summarize_partitions([entry.file.partition for entry in entry_list], types)
     return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
 
 
@@ -332,9 +334,9 @@ def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile
 
     In version 1 the number is 0 for all entries (spec: "Sequence Number Inheritance").
     """
-    own = manifest.sequence_number
+    manifest_number = manifest.sequence_number
     added = (decoded.longs["status"] == ADDED).tolist()
     return [
-        (own if own == 0 or inherits else None) if value is None else value
+        (manifest_number if manifest_number == 0 or inherits else None) if value is None else value
         for value, inherits in zip(numbers(decoded, name), added, strict=True)
     ]

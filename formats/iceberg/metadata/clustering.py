@@ -50,7 +50,7 @@ class ClusteringLayout:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
-        """Return the layout in a table's properties; None if the property `seamark.clustering.columns` is not set.
+        """Return the layout in a table's properties, or None if the property `seamark.clustering.columns` is not set.
 
         Raises:
             BadRequest: A property has an invalid value.

@@ -53,7 +53,7 @@ class TtlPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TtlPolicy | None:
-        """Return the policy in a table's properties; None if the property `seamark.column-ttl.columns` is not set.
+        """Return the policy in a table's properties, or None if the property `seamark.column-ttl.columns` is not set.
 
         Raises:
             BadRequest: A property has an invalid value.
@@ -200,11 +200,11 @@ def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
     if text.startswith("{"):
         try:
-            listed = from_json(text, dict[str, str])
+            ttl_by_column = from_json(text, dict[str, str])
         except msgspec.MsgspecError:
             yield "", ""
             return
-        yield from listed.items() if listed else [("", "")]
+        yield from ttl_by_column.items() if ttl_by_column else [("", "")]
         return
     at = 0
     while at <= len(text):

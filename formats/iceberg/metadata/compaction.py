@@ -20,8 +20,8 @@ sorted rows fill a buffer in memory, and their Parquet file is several times sma
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
 """A key of the summary of an engine's snapshot.
 
-The value lists, newest first, the replacements that the snapshot undoes. They were committed after the engine had
-read the table.
+The value lists, newest first, the replacements that the snapshot undoes. These replacements were committed after the
+engine had read the table.
 """
 UNDONE = "undone-snapshot-id"
 """A key of the summary of a snapshot that undoes another snapshot; the value is the id of the undone

@@ -43,7 +43,7 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
 
     format_version: int
     table_uuid: str | None
-    """The UUID; None only in version 1 metadata of old writers."""
+    """The UUID of the table. It is None only in version 1 metadata of old writers."""
     location: str
     last_updated_ms: int
     last_column_id: int

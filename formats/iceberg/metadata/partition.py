@@ -77,8 +77,8 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         """Return whether the specs are equal except for spec and field ids. The spec forbids adding such a spec
         twice.
         """
-        own = [(field.sources, field.transform, field.name) for field in self.fields]
-        return own == [(field.sources, field.transform, field.name) for field in other.fields]
+        field_keys = [(field.sources, field.transform, field.name) for field in self.fields]
+        return field_keys == [(field.sources, field.transform, field.name) for field in other.fields]
 
 
 class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
@@ -163,13 +163,13 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
     Raises:
         BadRequest: A name is empty, repeated, or conflicts with a column.
     """
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for field in spec.fields:
         if not field.name:
             raise BadRequest("Cannot use empty partition name")
-        if field.name in seen:
+        if field.name in seen_names:
             raise BadRequest(f"Cannot use partition name more than once: {field.name}")
-        seen.add(field.name)
+        seen_names.add(field.name)
         column = schema.column_named(field.name)
         if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")

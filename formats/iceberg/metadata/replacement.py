@@ -29,8 +29,8 @@ def is_replace(snapshot: Snapshot) -> bool:
 def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
     """Return why the rows of a `replace` snapshot cannot be the rows of its parent, by the counts of both.
 
-    The new files of a correct snapshot do not have more rows than the removed files. They have fewer rows if delete
-    files of the parent deleted some rows. The number of rows that equality deletes delete is unknown.
+    The new files of a correct snapshot do not have more rows than the removed files. The new files have fewer rows if
+    delete files of the parent deleted some rows. The number of rows that equality deletes delete is unknown.
 
     Returns:
         None if the rows may be the same.

@@ -1,6 +1,6 @@
 """Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expression.py`.
 
-Bytes are the bounds of manifests. They have no type, and promotion does not rewrite them. Therefore their
+Bytes are the bounds of manifests. Such bytes have no type, and promotion does not rewrite them. Therefore their
 length determines the type that was written (spec: "Schema Evolution"): four bytes for a long are an int,
 for a double a float, for a timestamp a date. JSON is the form of partitions and residuals in REST
 answers, as in Iceberg's Java library. Invalid input raises ValueError, and the caller adds the file.
@@ -210,7 +210,7 @@ _ENCODERS: dict[str, Callable[..., bytes]] = {
 
 
 def encode_json(kind: str, value: Value | None) -> object:
-    """Return a value as JSON; None represents null.
+    """Return a value as JSON. None represents null.
 
     NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another
     meaning.

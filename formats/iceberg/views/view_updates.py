@@ -205,16 +205,16 @@ class _ViewBuilder:
 def _check_representations(representations: tuple[Representation, ...]) -> None:
     if not representations:
         raise BadRequest("Invalid view version: it has no representations")
-    seen: set[str] = set()
+    seen_dialects: set[str] = set()
     for item in representations:
         if item.type.lower() != "sql":
             raise BadRequest(f"Found unsupported view representations: [{item.type}]")
         if item.sql is None or item.dialect is None:
             raise BadRequest("Invalid SQL view representation: `sql` and `dialect` are required")
         dialect = item.dialect.lower()
-        if dialect in seen:
+        if dialect in seen_dialects:
             raise InvalidArgument(f"Invalid view version: Cannot add multiple queries for dialect {dialect}")
-        seen.add(dialect)
+        seen_dialects.add(dialect)
 
 
 def _check_dialects(previous: ViewVersion, current: ViewVersion) -> None:

@@ -120,7 +120,7 @@ class DeletedKeys:
     """The keys of an equality delete file.
 
     Attributes:
-        with_equal_zeros: The keys with both zeros treated as equal; None if no column has floats.
+        with_equal_zeros: The keys with both zeros treated as equal, or None if no column has floats.
     """
 
     exact: HashSet

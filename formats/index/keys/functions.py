@@ -38,7 +38,7 @@ class IndexedFunction:
     newer keys.
     """
     values: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-    """Returns the values of a column that are indexed. It raises ValueError if they are not certain."""
+    """Returns the values of a column that are indexed. Raises ValueError if the values are not certain."""
     value: Callable[[str], Value]
     """Returns the value that is indexed for a value of the column or of the function."""
     project: Callable[[Bound, Bound], Expression]

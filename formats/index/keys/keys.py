@@ -78,7 +78,7 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """The rows with a key, which are neither null nor NaN, bool[rows]; None if all rows have a key."""
+        """bool[rows]: the rows with a key, or None if all rows have a key. Null and NaN have no key."""
         if self.valid is None and self.nan is None:
             return None
         present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
@@ -145,16 +145,16 @@ class KeyRanges:
         A range of a few codes counts as single keys: 0.0 of any sign is two keys.
         """
         points: list[Key] = []
-        listed = 0
+        point_count = 0
         for key_range in self.closed:
             if key_range.low is not None and key_range.low == key_range.high:
                 points.append(key_range.low)
             elif (
                 isinstance(key_range.low, int)
                 and isinstance(key_range.high, int)
-                and key_range.high - key_range.low < POINTS_MAX - listed
+                and key_range.high - key_range.low < POINTS_MAX - point_count
             ):
-                listed += key_range.high - key_range.low + 1
+                point_count += key_range.high - key_range.low + 1
                 points.extend(range(key_range.low, key_range.high + 1))
             else:
                 return None
@@ -178,7 +178,7 @@ def _fill_bounds(key_range: KeyRange) -> KeyRange:
 
 
 def _close_range(key_range: KeyRange) -> KeyRange | None:
-    """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
+    """Return the same keys with closed bounds if the bound's key has a neighbour, or None for an empty range.
 
     The successor of a bytes key is the key followed by a zero byte. Only keys that end in a zero byte have a
     predecessor.

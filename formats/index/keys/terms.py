@@ -74,19 +74,19 @@ def parse_term(text: str) -> tuple[str, str]:
     if call is not None:
         transform = _transform(re.sub(r"\s", "", call[1]))
         text = call[2]
-    named = text.strip()
-    if quoted := _QUOTED.fullmatch(named):
+    column_text = text.strip()
+    if quoted := _QUOTED.fullmatch(column_text):
         return transform, quoted[1].replace("``", "`")
-    if not _PLAIN.fullmatch(named):
+    if not _PLAIN.fullmatch(column_text):
         raise BadRequest(
-            f"{named[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
+            f"{column_text[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
         )
-    return transform, named
+    return transform, column_text
 
 
 def format_term(transform: str, column: str) -> str:
-    named = column if _PLAIN.fullmatch(column) else "`" + column.replace("`", "``") + "`"
-    return named if transform == IDENTITY else f"{transform}({named})"
+    column_text = column if _PLAIN.fullmatch(column) else "`" + column.replace("`", "``") + "`"
+    return column_text if transform == IDENTITY else f"{transform}({column_text})"
 
 
 def split_arguments(text: str) -> Iterator[str]:
@@ -129,8 +129,8 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
         column = _find_column(candidate, name)
         if column is not None:
             return resolve_id(transform, column.id, schema, schemas)
-    near = near_names(name, schema.index.by_name)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    similar_names = near_names(name, schema.index.by_name)
+    hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
     raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 
 

@@ -137,7 +137,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     name: str
     """The name in lower case.
 
-    It is used in definitions, in the registry, in the blob's type and as a stage name of plans.
+    The name is used in definitions, in the registry, in the blob's type and as a stage name of plans.
     """
     version: int = 1
     """The version of the blob format. A blob of another version is not damaged, but cannot be used."""

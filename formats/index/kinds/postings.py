@@ -203,8 +203,8 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
     owners = np.concatenate([pair[1] for pair in pairs])
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
-    listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_pack(listed), _make_flat_piece(_ordered.pack_numbers(starts))]
+    sorted_owners = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
+    return [_pack(sorted_owners), _make_flat_piece(_ordered.pack_numbers(starts))]
 
 
 def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
@@ -413,8 +413,8 @@ class Postings:
         pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
         if pairs > self._pairs:
             raise ValueError(f"the postings list {pairs} files, but the files have {self._pairs} keys")
-        listed = self._array(_FILES, f"<u{width}", pairs)
-        _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
+        file_numbers = self._array(_FILES, f"<u{width}", pairs)
+        _bitmap.mark_listed(file_numbers, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:

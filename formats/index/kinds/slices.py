@@ -185,7 +185,7 @@ class Section:
 
         Args:
             marks: uint8[cardinality]: 1 for a marked rank.
-            among: The rows to search; None for all rows.
+            among: The rows to search, or None for all rows.
             slices: Returns the first result of `decode_slices`, which may be cached.
         """
         rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless

@@ -252,5 +252,5 @@ def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
 
 
 def _token(token: AccessToken, now_ms: int) -> TokenAnswer:
-    live = is_live(token, now_ms)
-    return TokenAnswer(token.id, token.name, live, token.created_ms, token.expires_ms, token.revoked_ms)
+    is_valid = is_live(token, now_ms)
+    return TokenAnswer(token.id, token.name, is_valid, token.created_ms, token.expires_ms, token.revoked_ms)

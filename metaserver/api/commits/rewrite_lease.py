@@ -76,9 +76,10 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
         await call.components.store.transact([TakeLease(name, body.holder, now_ms, now_ms + lasts_ms, state)])
     except CommitConflict:
         holder = await _read_holder(call, name, now_ms)
-        shown = f" ({holder})" if holder is not None else ""
+        holder_suffix = f" ({holder})" if holder is not None else ""
         raise CommitConflict(
-            f"Another job rewrites files of the table {call.name} now{shown}; try again in {LASTS_MS // 1000} seconds"
+            f"Another job rewrites files of the table {call.name} now{holder_suffix}; "
+            f"try again in {LASTS_MS // 1000} seconds"
         ) from None
     return RewriteLease(lasts_ms)
 

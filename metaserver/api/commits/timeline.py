@@ -36,7 +36,7 @@ EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
 """The interval between comments on an idle stream.
 
-They keep proxies from closing the stream, and detect closed connections.
+The comments keep proxies from closing the stream, and detect closed connections.
 """
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100
@@ -139,8 +139,8 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
     else:
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
-    shown = [_show_instant(call, instant) for instant in instants if call.may(instant.namespace)]
-    return InstantPage(shown, next_since)
+    visible_instants = [_show_instant(call, instant) for instant in instants if call.may(instant.namespace)]
+    return InstantPage(visible_instants, next_since)
 
 
 def _show_instant(call: Call, instant: Instant) -> InstantAnswer:

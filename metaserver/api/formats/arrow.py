@@ -149,5 +149,5 @@ def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
 
 
 def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """Return the validity bitmap; None if no value is null."""
+    """Return the validity bitmap, or None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

@@ -201,16 +201,16 @@ class ColumnStats:
         stats = files.stats(self._column)
         columns = RecordBatchWriter(files.files)
         for name in names:
-            shown = name.replace("-", "_")
+            column_name = name.replace("-", "_")
             if name == "file-path":
-                columns.add(shown, pa.string(), arrow.texts(files.texts("file_path")))
+                columns.add(column_name, pa.string(), arrow.texts(files.texts("file_path")))
             elif name == "file":
                 rows = pa.py_buffer(files.entry_ids())
-                columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
+                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
             elif side := _SIDES.get(name):
-                self._add_bounds(columns, shown, stats, side)
+                self._add_bounds(columns, column_name, stats, side)
             else:
-                columns.add(shown, pa.int64(), stats.integer_counts(_COUNTS[name]))
+                columns.add(column_name, pa.int64(), stats.integer_counts(_COUNTS[name]))
         return columns.stream(about)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
@@ -299,11 +299,11 @@ class PartitionListing:
 
         The items are keyed by JSON, because two manifests may store equal values with different types.
         """
-        shown = encode_partition(self._metadata, partition)
-        item = self._rows.get(key := (partition.spec_id, to_json(shown)))
+        partition_json = encode_partition(self._metadata, partition)
+        item = self._rows.get(key := (partition.spec_id, to_json(partition_json)))
         if item is None:
             item = self._rows[key] = dict.fromkeys(PARTITION_COLUMNS, 0)
-            item |= {"spec-id": partition.spec_id, "partition": shown}
+            item |= {"spec-id": partition.spec_id, "partition": partition_json}
             item |= {"last-updated-snapshot-id": None, "last-updated-ms": None}
         return item
 

@@ -149,11 +149,11 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
         slot.begin_reading()
     try:
         async with asyncio.timeout(timeout_s) as allowed:
-            async for sent in request.content.iter_any():
+            async for encoded_chunk in request.content.iter_any():
                 if inflater is None:
-                    take(sent)
+                    take(encoded_chunk)
                     continue
-                inflater.feed(sent)
+                inflater.feed(encoded_chunk)
                 while chunk := await _inflate(request, inflater):
                     take(chunk)
     except TimeoutError:

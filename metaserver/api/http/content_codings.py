@@ -36,8 +36,8 @@ def coding_of(values: Sequence[str]) -> str:
         UnsupportedMediaType: The coding is not in `ACCEPTED`, or there are several codings. Each further coding would
             multiply the size to which a byte may expand.
     """
-    listed = [coding.strip().lower() for value in values for coding in value.split(",")]
-    codings = [coding for coding in listed if coding not in ("", "identity")]
+    header_codings = [coding.strip().lower() for value in values for coding in value.split(",")]
+    codings = [coding for coding in header_codings if coding not in ("", "identity")]
     if not codings:
         return ""
     if len(codings) > 1:

@@ -98,7 +98,7 @@ def list_served_endpoints(app: web.Application) -> list[str]:
 
 
 def _prefix_path_of(app: web.Application) -> str | None:
-    """Return `/v1/<prefix>/`; None if no prefix is configured."""
+    """Return `/v1/<prefix>/`, or None if no prefix is configured."""
     prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None
 
@@ -276,7 +276,7 @@ class Call:
         return self.components.authorizer.visible(self.principal, namespace)
 
     def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include; None if it may include all names."""
+        """Return the names in `parent` that a listing may include, or None if it may include all names."""
         return self.components.authorizer.visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:

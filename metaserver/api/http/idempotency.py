@@ -70,7 +70,7 @@ async def run_idempotent(
     first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
     if first is None:
         try:
-            done = await work(call.caller_with(key))
+            outcome = await work(call.caller_with(key))
         except IdempotencyTaken:
             first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
         except CommitConflict:
@@ -86,7 +86,7 @@ async def run_idempotent(
             if first is None:
                 raise
         else:
-            return await _send(answer(done))
+            return await _send(answer(outcome))
     if first is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
     _check_same(first, key)

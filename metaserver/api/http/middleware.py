@@ -86,13 +86,13 @@ class _RequestPipeline:
                 response.force_close()
             if error is not None or response.status >= 400 or not request.content.is_eof():
                 end_unread(request, response)
-        shown = self._logs
+        is_logged = self._logs
         is_audited = self._audited.get((described.operation, response.status))
         if is_audited is None:
             is_audited = self._is_audited(described, response.status)
         if is_audited:
             written = await self._audit.record(
-                who=_principal_name(request),
+                principal_name=_principal_name(request),
                 operation=described.operation,
                 resource=request.path,
                 status=response.status,
@@ -100,18 +100,18 @@ class _RequestPipeline:
                 remote=request.remote,
                 kind=error.kind if isinstance(error, SeamarkError) else None,
             )
-            shown = shown and (written or response.status not in (401, 403))
-        elif shown and response.status == 401:
+            is_logged = is_logged and (written or response.status not in (401, 403))
+        elif is_logged and response.status == 401:
             self._unrouted.due(clock.now_ms())
-            shown = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
+            is_logged = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - started
         self._metrics.observe(described.operation, response.status, seconds, error)
-        if shown:
+        if is_logged:
             self._log_line(request, response, template, described, seconds, request_id)
         return response
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows; None if it allows none."""
+        """Return the staleness that a read-only request allows, or None if it allows none."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
@@ -175,8 +175,8 @@ class _RequestPipeline:
             return from_http_exception(error, request), error
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-                gone = ClientGone("The client closed the connection before the answer")
-                return from_seamark_error(gone, head=request.method == "HEAD"), gone
+                client_gone = ClientGone("The client closed the connection before the answer")
+                return from_seamark_error(client_gone, head=request.method == "HEAD"), client_gone
             _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:

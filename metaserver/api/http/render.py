@@ -85,15 +85,15 @@ def table_etag(
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode,
-    shown: Sequence[PlanSnapshot] = (),
+    plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> str:
     """Return the ETag of the answer that `table_answer` would return."""
     settings = call.components.settings
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
-    ids = ",".join(str(plan.shown_id) for plan in shown)
-    tag = _compute_plan_etag if shown else _etag
+    ids = ",".join(str(plan.shown_id) for plan in plan_snapshots)
+    tag = _compute_plan_etag if plan_snapshots else _etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
 
@@ -126,12 +126,12 @@ async def table_answer(
     mode: SnapshotMode = "all",
     *,
     compress: bool = True,
-    shown: Sequence[PlanSnapshot] = (),
+    plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     """Return a LoadTableResult.
 
-    `compress` is False for answers that are requested only once. `shown` are plan snapshots that the answer adds
-    after the snapshots of the table.
+    `compress` is False for answers that are requested only once. The answer adds `plan_snapshots` after the
+    snapshots of the table.
     """
     staged = loaded.entry is None
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
@@ -143,10 +143,10 @@ async def table_answer(
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     snapshots = loaded.metadata.snapshots_by_id
-    shown = [plan for plan in shown if plan.shown_id not in snapshots]
-    etag = table_etag(call, location, namespace, name, mode, shown)
+    plan_snapshots = [plan for plan in plan_snapshots if plan.shown_id not in snapshots]
+    etag = table_etag(call, location, namespace, name, mode, plan_snapshots)
     return await _answer_with_location(
-        call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown
+        call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
     )
 
 
@@ -199,11 +199,11 @@ async def _answer_with_location(
     etag: str,
     *,
     compress: bool = True,
-    shown: Sequence[PlanSnapshot] = (),
+    plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     document = call.components.catalog.documents.render(location, metadata, mode)
-    if shown:
-        document = _with_snapshots(document, shown)
+    if plan_snapshots:
+        document = _with_snapshots(document, plan_snapshots)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
@@ -212,11 +212,11 @@ async def _answer_with_location(
     return _json(b"".join((head, document, tail, b"}")), headers)
 
 
-def _with_snapshots(document: bytes, shown: Sequence[PlanSnapshot]) -> bytes:
+def _with_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
     before, separator, after = document.partition(_SNAPSHOTS)
     if not separator:
         return document
-    added = ",".join(plan.snapshot for plan in shown).encode()
+    added = ",".join(plan.snapshot for plan in plan_snapshots).encode()
     return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
 
 
@@ -294,7 +294,7 @@ def access_config(
             table_uuid,
             location,
             writable=writable,
-            who=principal_name,
+            principal_name=principal_name,
             pinned=pinned,
             staged=staged,
             namespace=namespace,

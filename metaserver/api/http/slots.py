@@ -22,8 +22,8 @@ class HolderLimit:
     If the holder is None, only the total limit applies.
     """
 
-    def __init__(self, what: str, limit: int, share: int) -> None:
-        self._what = what
+    def __init__(self, work_name: str, limit: int, share: int) -> None:
+        self._what = work_name
         self.limit = limit
         self.share = share
         self.taken = 0
@@ -87,7 +87,7 @@ class WorkerLimits:
         self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = FairLock()
-        """Large bodies are parsed one at a time, and so is what they say: filters of many values."""
+        """Large bodies are parsed one at a time, and so are their large filters."""
         self.reading_sql = FairLock()
         """SQL is parsed one text at a time."""
         self.inflating = FairLock()

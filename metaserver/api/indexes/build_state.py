@@ -124,17 +124,17 @@ def progress_of(build: Build) -> dict[str, Any]:
     """Return the progress. It is computed from the registered index files in the build's folder, in any state."""
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
-    done = sum(file.rows for file in files)
+    indexed_rows = sum(file.rows for file in files)
     latest_ms = max((file.created_ms for file in files), default=began_ms)
-    left = max(0, summary["rows-total"] - done)
+    left = max(0, summary["rows-total"] - indexed_rows)
     return {
         "files-done": sum(file.files for file in files),
         "files-total": summary["files-total"],
-        "rows-done": done,
+        "rows-done": indexed_rows,
         "rows-total": summary["rows-total"],
         "index-files": len(files),
         "size-in-bytes": sum(file.size_bytes for file in files),
-        "eta-ms": latest_ms + left * (latest_ms - began_ms) // done if done else None,
+        "eta-ms": latest_ms + left * (latest_ms - began_ms) // indexed_rows if indexed_rows else None,
     }
 
 

@@ -124,8 +124,8 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     if body.exclusive:
         await require_alone(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
-    live = table.registered.live(definition.id)
-    lag = [(new.files, await find_missing_files(call, new, live)) for new in new_files]
+    live_files = table.registered.live(definition.id)
+    lag = [(new.files, await find_missing_files(call, new, live_files)) for new in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -222,11 +222,11 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     metadata = build.table.metadata
     token = _token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
-    live = build.table.registered.live(build.definition.id)
+    live_files = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):
-        rows = np.flatnonzero(await find_missing_files(call, new_files[at], live))
+        rows = np.flatnonzero(await find_missing_files(call, new_files[at], live_files))
         rows = rows[rows >= token.row] if at == token.at else rows
         chosen, limit = rows[:limit], limit - min(limit, len(rows))
         page.append((new_files[at].files, chosen))
@@ -248,9 +248,11 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
     """Return the items of the answer for these positions in a view."""
-    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))])
-    none = files_at(TableView((), ()), named[:0])
-    return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
+    entry_ids = np.concatenate(
+        [np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))]
+    )
+    none = files_at(TableView((), ()), entry_ids[:0])
+    return items(FileListing(metadata, files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows))
 
 
 @Route(

@@ -192,10 +192,10 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     registered_locations = {file.location for file in table.registered.files}
     former = f"{table.metadata.location.rstrip('/')}/{FORMER_INDEX_FOLDER}"
-    listed = [*await _list_folder(call, folder), *await _list_folder(call, former)]
+    folder_objects = [*await _list_folder(call, folder), *await _list_folder(call, former)]
     definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
     files, left_out = await _describe_files(
-        call, table, definitions, [info for info in listed if info.location not in registered_locations]
+        call, table, definitions, [info for info in folder_objects if info.location not in registered_locations]
     )
     registered, redundant = [], 0
     for definition in definitions.values():
@@ -209,7 +209,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
             registered.append(_summarize_index(definition, needed))
     return RebuildRegistryResponse(
         folder=folder,
-        known=sum(info.location in registered_locations for info in listed),
+        known=sum(info.location in registered_locations for info in folder_objects),
         registered=registered,
         redundant=redundant,
         left_out=[SkippedIndexFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
@@ -219,15 +219,15 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
     """List the files of a folder, without files that are being written. The names of those begin with a dot."""
-    listed: list[ObjectInfo] = []
+    folder_objects: list[ObjectInfo] = []
     async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
-            listed.append(info)
-        if len(listed) > FOLDER_FILES_MAX:
+            folder_objects.append(info)
+        if len(folder_objects) > FOLDER_FILES_MAX:
             raise TooLarge(
                 f"{folder} has more than {FOLDER_FILES_MAX:,} files; delete the folder and build the indexes again"
             )
-    return listed
+    return folder_objects
 
 
 async def _describe_files(
@@ -275,17 +275,21 @@ async def _select_needed(
     """
     if not candidates:
         return []
-    live = []
+    live_summaries = []
     for file in table.registered.live(definition.id):
         # An unreadable file describes nothing. The next plan that uses the file quarantines it.
         with suppress(Corrupt, ObjectMissing, UnknownVersion):
-            live.append(await call.app[READER].describe(file.location, file.size_bytes))
-    ids = [summary.ids[:, 0] for summary in (*live, *(candidate.described for candidate in candidates))]
+            live_summaries.append(await call.app[READER].describe(file.location, file.size_bytes))
+    ids = [summary.ids[:, 0] for summary in (*live_summaries, *(candidate.described for candidate in candidates))]
 
     def choose() -> list[_FolderFile]:
         owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
         _, first = np.unique(np.concatenate(ids), return_index=True)
-        return [candidates[number - len(live)] for number in np.unique(owners[first]).tolist() if number >= len(live)]
+        return [
+            candidates[number - len(live_summaries)]
+            for number in np.unique(owners[first]).tolist()
+            if number >= len(live_summaries)
+        ]
 
     return await asyncio.to_thread(choose)
 

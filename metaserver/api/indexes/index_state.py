@@ -112,9 +112,11 @@ def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
 
     The result has at most SNAPSHOTS_MAX snapshots.
     """
-    named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
+    ref_snapshot_ids = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
     other_snapshots = [
-        snapshot for snapshot in (metadata.snapshot(snapshot_id) for snapshot_id in named) if snapshot is not None
+        snapshot
+        for snapshot in (metadata.snapshot(snapshot_id) for snapshot_id in ref_snapshot_ids)
+        if snapshot is not None
     ]
     other_snapshots.sort(key=lambda snapshot: (-snapshot.timestamp_ms, snapshot.snapshot_id))
     current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
@@ -133,9 +135,9 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
     return new_files
 
 
-async def find_covered_files(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: the files that these index files describe."""
-    described = await asyncio.gather(*(_read_described_ids(call, file) for file in live))
+    described = await asyncio.gather(*(_read_described_ids(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
         return files.ids.are_covered_by(ids)
@@ -154,9 +156,9 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
     return audits
 
 
-async def find_missing_files(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_missing_files(call: Call, new: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: the new files that these index files do not describe, but could describe."""
-    return ~await find_covered_files(call, new.files, live) & new.files.ids.identified & new.fresh
+    return ~await find_covered_files(call, new.files, live_files) & new.files.ids.identified & new.fresh
 
 
 async def _read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:

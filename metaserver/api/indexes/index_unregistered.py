@@ -62,11 +62,11 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
     definition = find_defined_index(table.metadata, call.names[1])
-    live = {file.location: file for file in table.registered.live(definition.id)}
-    absent = [location for location in body.index_files if location not in live]
+    live_files = {file.location: file for file in table.registered.live(definition.id)}
+    absent = [location for location in body.index_files if location not in live_files]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
-    chosen = [live[location] for location in dict.fromkeys(body.index_files)]
+    chosen = [live_files[location] for location in dict.fromkeys(body.index_files)]
     described = [await call.app[READER].describe(file.location, file.size_bytes) for file in chosen]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
     unreferenced = await _are_unreferenced(call, table, ids)
@@ -82,7 +82,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 async def _are_unreferenced(
     call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: whether each file is in no snapshot; None if the search would take too long.
+    """Return bool[n]: whether each file is in no snapshot, or None if the search would take too long.
 
     Snapshots are read newest first, because the newest snapshot has most of the files.
     """

@@ -154,8 +154,8 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def parameters(self) -> dict[str, float]:
         """Return the parameters of the index that the request sets."""
-        own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
-        return {name: value for name in own if (value := getattr(self, name)) is not None}
+        parameter_names = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
+        return {name: value for name in parameter_names if (value := getattr(self, name)) is not None}
 
 
 @cache
@@ -194,14 +194,14 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     table = await load(call)
     defined = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
-    listed = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
-    listed += [_to_broken_index_json(name, problem) for name, problem in defined.problems.items()]
-    listed.sort(key=lambda index: str(index["name"]))
-    listed += [
+    descriptions = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
+    descriptions += [_to_broken_index_json(name, problem) for name, problem in defined.problems.items()]
+    descriptions.sort(key=lambda index: str(index["name"]))
+    descriptions += [
         _describe_bucket_index(table.metadata, state.files, definition)
         for definition in bucket_definitions(table.metadata)
     ]
-    return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed}
+    return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": descriptions}
 
 
 @Route(
@@ -336,8 +336,8 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
     if definition is None:
         return _describe_bucket_index(table.metadata, state.files, buckets[name])
     files = [file for file in table.registered.files if file.definition == definition.id]
-    shown = [_index_file_to_json(file) for file in files[-_LISTED_FILES_MAX:]]
-    return {**await _describe_index(call, table, state, definition), "index-files": shown}
+    index_files = [_index_file_to_json(file) for file in files[-_LISTED_FILES_MAX:]]
+    return {**await _describe_index(call, table, state, definition), "index-files": index_files}
 
 
 class _TableState(NamedTuple):
@@ -363,9 +363,9 @@ async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
 async def _describe_index(
     call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
 ) -> dict[str, Any]:
-    live, files = table.registered.live(definition.id), state.files
-    mask = await find_covered_files(call, files, live)
-    of_refs = sum([int((await find_missing_files(call, other, live)).sum()) for other in state.other_snapshots])
+    live_files, files = table.registered.live(definition.id), state.files
+    mask = await find_covered_files(call, files, live_files)
+    of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
@@ -386,9 +386,9 @@ async def _describe_index(
         "rows-total": files.rows_in(np.ones(total, dtype=np.bool_)),
         "lag-files": lag,
         "lag-files-of-refs": of_refs,
-        "size-in-bytes": sum(file.size_bytes for file in live),
-        "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live).items())},
-        "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live),
+        "size-in-bytes": sum(file.size_bytes for file in live_files),
+        "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live_files).items())},
+        "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live_files),
         "quarantined": quarantined,
         "audited-ms": state.audits.get(definition.id),
         "used": None
@@ -466,8 +466,8 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    near = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # e.g. price_bitmap for price
-    hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
+    similar_names = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # e.g. price_bitmap for price
+    hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 
 

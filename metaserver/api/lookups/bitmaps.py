@@ -1,8 +1,8 @@
 """The route that selects the rows that match a predicate in each file, from bitmap indexes.
 
 The rule: no matching row is left out. If the rows of a file in the answer may include rows that do not match, the
-file is not `exact`. Positions are the numbers of rows in the file. They include deleted rows unless the request
-sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
+file is not `exact`. Positions are the numbers of rows in the file. The positions include deleted rows unless the
+request sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
 
 Answers are paged, with as many files as the limit, the byte limit and the time budget allow. The token of the next page
 names the last file. If a page ends because its time budget is exhausted, another page follows, so that the listing is
@@ -176,7 +176,7 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer. `rows` has the requested format; None means any row."""
+    """A file of the answer. `rows` has the requested format. If `rows` is None, any row may match."""
 
     entry_id: int
     records: int
@@ -421,8 +421,10 @@ class _Page:
                 rows = file.rows.tolist()
             elif file.rows is not None:
                 rows = base64.b64encode(file.rows).decode()
-            shown = SelectedFile(path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided)
-            pieces.append(encode_json(shown))
+            selected_file = SelectedFile(
+                path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided
+            )
+            pieces.append(encode_json(selected_file))
         head = encode_json(self._about(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
@@ -480,11 +482,11 @@ def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion
     """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its bits' words."""
     start = 0
     for file, file_rows in zip(files, rows, strict=True):
-        own = slice(start, start + len(file_rows))
-        start = own.stop
-        undecided = int(np.count_nonzero(deletion.undecided[own] & ~deletion.deleted[own]))
+        file_slice = slice(start, start + len(file_rows))
+        start = file_slice.stop
+        undecided = int(np.count_nonzero(deletion.undecided[file_slice] & ~deletion.deleted[file_slice]))
         if file.bits is not None:
-            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[own]] - 64 * part.start)
+            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[file_slice]] - 64 * part.start)
         file.undecided += undecided
         file.exact &= not undecided
 

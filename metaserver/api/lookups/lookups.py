@@ -1,6 +1,6 @@
 """The route that finds rows of a snapshot by their keys, from a record index.
 
-The rule: the answer states what it does not cover. Rows of files that the index does not describe may be missing
+The rule: the answer states which rows it does not cover. Rows of files that the index does not describe may be missing
 (`complete`, `uncovered-files`). A row is `undecided` if it is unknown whether a delete removed it. A key without a
 row is listed as missing. This is certain only if the answer is complete.
 
@@ -260,8 +260,8 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
 
 def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
     """Return the definition's terms in the order of `terms`."""
-    own = {(term.column_id, term.transform): term for term in definition.terms}
-    return tuple(own[term.column_id, term.transform] for term in terms)
+    terms_by_key = {(term.column_id, term.transform): term for term in definition.terms}
+    return tuple(terms_by_key[term.column_id, term.transform] for term in terms)
 
 
 async def _convert_keys(

@@ -96,13 +96,13 @@ class _Page:
         return write_token(self.checksum, self.snapshot_id, self.start + self.limit)
 
 
-def _answers(summary: str, listed: str, schema: str) -> tuple[ResponseSpec, ...]:
+def _answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
     page = {
         "type": "object",
-        "required": ["snapshot-id", listed, "next-page-token"],
+        "required": ["snapshot-id", list_field, "next-page-token"],
         "properties": {
             "snapshot-id": {"type": ["integer", "null"], "description": "Null for a table without a snapshot."},
-            listed: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
+            list_field: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
             "next-page-token": {"type": ["string", "null"]},
         },
     }
@@ -220,8 +220,8 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
             if not isinstance(column.type, str):
                 raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
             return RequestedColumn(column.id, _canonical_kind(column.type))
-    near = near_names(name, metadata.current_schema.index.by_name)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    similar_names = near_names(name, metadata.current_schema.index.by_name)
+    hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
 

@@ -63,19 +63,19 @@ async def count_plan(
         entry: The table.
         scan_plan: The plan.
         predicates: The predicates of the plan's filter.
-        select: The columns that the client names; None if it names none.
+        select: The columns that the client names, or None if it names none.
 
     Returns:
-        The read, which is counted again if the request is repeated; None if reads are not counted.
+        The read, which is counted again if the request is repeated, or None if reads are not counted.
     """
     usage = usage_of(call)
     if entry is None or usage is None:
         return None
-    named: set[int] | None = None
+    selected_columns: set[int] | None = None
     if select is not None:  # A client may name half a million columns.
         find = partial(_find_ids, scan_plan.schema, select)
-        named = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
-    columns = {UNKNOWN_COLUMNS} if named is None else named
+        selected_columns = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
+    columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
     read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))
@@ -159,7 +159,7 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
 
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
-    """Return a lower bound of the time column in all rows that satisfy the filter; None if there is no bound."""
+    """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:

@@ -212,18 +212,18 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     scan_request = ScanRequest(
         filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
     )
-    listed = min(body.limit, call.components.settings.page_limit) if body.files else 0
-    explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
+    files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
+    explained = await explain_scan(call, loaded, scan_request, read, body.joins, files_max)
     return web.Response(body=explained, content_type="application/json")
 
 
 async def explain_scan(
     call: Call,
     loaded: LoadedTable,
-    wanted: ScanRequest,
+    scan_request: ScanRequest,
     read: sql.SqlFilter,
     joins: Joins,
-    listed: int = 0,
+    files_max: int = 0,
     beside: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> bytes:
@@ -232,10 +232,10 @@ async def explain_scan(
     Args:
         call: The request.
         loaded: The table.
-        wanted: The scan to explain.
-        read: The parsed SQL from which the filter of `wanted` was made.
+        scan_request: The scan to explain.
+        read: The parsed SQL from which the filter of `scan_request` was made.
         joins: The joins of the table.
-        listed: The maximum number of files to list.
+        files_max: The maximum number of files to list.
         beside, max_kept_fraction: See `find_unpruned_reasons`.
 
     Raises:
@@ -243,7 +243,8 @@ async def explain_scan(
         NotFound: A table of `joins` does not exist.
         BadRequest: A filter or a join cannot be bound.
     """
-    bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
+    bind = partial(BoundScan.bind, loaded.metadata, scan_request)
+    is_long = is_longer(scan_request.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
     bound_scan = filters.apply_to(bound_scan)
@@ -259,12 +260,12 @@ async def explain_scan(
             (scan.stages[0].files_in if scan.stages else scan.files, scan.files),
             joins,
             () if outcomes is msgspec.UNSET else outcomes,
-            has_condition=wanted.filter != TRUE,
+            has_condition=scan_request.filter != TRUE,
             complete=scan.complete,
             beside=beside,
             max_kept_fraction=max_kept_fraction,
         )
-        return encode_json(_explain_scan(scan, read, listed, outcomes, reasons, samples, properties))
+        return encode_json(_explain_scan(scan, read, files_max, outcomes, reasons, samples, properties))
 
     if is_long:
         return await call.in_turn(answer)
@@ -292,7 +293,7 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
 def _explain_scan(
     scan: ScanPlan,
     read: sql.SqlFilter,
-    listed: int,
+    files_max: int,
     outcomes: JoinOutcomes,
     reasons: tuple[str, ...],
     samples: Samples,
@@ -303,9 +304,9 @@ def _explain_scan(
     deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
     residuals, complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
-    if listed:
+    if files_max:
         listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
-        kept_files = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
+        kept_files = items(listing, tuple(FILE_COLUMNS), 0, min(files_max, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
         stages=[_describe_stage(stage) for stage in scan.stages],
@@ -358,13 +359,13 @@ def _describe_stage(stage: PruningStage) -> ExplainedStage:
     )
 
 
-def _collect_columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
+def _collect_columns(expression: Expression, seen_ids: set[int]) -> Iterator[ComparedColumn]:
     """Yield the distinct columns of the expression, in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
-            yield from _collect_columns(child, seen)
-    elif isinstance(expression, Bound) and expression.column_id not in seen:
-        seen.add(expression.column_id)
+            yield from _collect_columns(child, seen_ids)
+    elif isinstance(expression, Bound) and expression.column_id not in seen_ids:
+        seen_ids.add(expression.column_id)
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 

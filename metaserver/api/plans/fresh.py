@@ -36,7 +36,7 @@ class FreshPlan(NamedTuple):
 
     Attributes:
         loaded: The table; its current snapshot is `snapshot` if there is one.
-        snapshot: The fresh snapshot that the plan reads; None if it reads a snapshot of the table.
+        snapshot: The fresh snapshot that the plan reads, or None if it reads a snapshot of the table.
         is_live: Whether the plan reads the current snapshot, although the request may name another snapshot.
     """
 

@@ -183,11 +183,13 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     call.allow(namespace)
     loaded = await call.components.catalog.tables.load(namespace, check_name(name, "table name"))
-    shown = ".".join(spec.table)
+    table_name = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None
     if not 1 <= len(spec.on) <= COLUMNS_MAX:
-        raise BadRequest(f"The join with {shown} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}")
+        raise BadRequest(
+            f"The join with {table_name} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}"
+        )
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
         ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
@@ -198,9 +200,9 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         likes = _bind_likes(spec, other)
         joins = [await _resolve(call, other, join) for join in spec.joins]
     except BadRequest as error:
-        raise BadRequest(f"The join with {shown}: {error.message}") from None
+        raise BadRequest(f"The join with {table_name}: {error.message}") from None
     transform = spec.transform or IDENTITY
-    operators = _check_comparison(spec, transform, pairs, shown)
+    operators = _check_comparison(spec, transform, pairs, table_name)
     return RequestedJoin(
         tuple(spec.table),
         other,
@@ -218,7 +220,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
     )
 
 
-def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], shown: str) -> tuple[str, ...]:
+def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], table_name: str) -> tuple[str, ...]:
     """Return the operators of the pairs of a join that compares the column with values or an extreme.
 
     Raises:
@@ -227,26 +229,28 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], sho
     kinds = pairs[0].kind, pairs[0].other_kind
     is_ordered = transform in (*EXTREMES, RANGE)
     if not is_ordered and (spec.operator is not None or spec.end is not None):
-        raise BadRequest(f"The join with {shown} has operator or end; give the transform min, max or range, too")
+        raise BadRequest(f"The join with {table_name} has operator or end; give the transform min, max or range, too")
     if is_ordered:
         is_limited = has_ranges if transform == RANGE else has_order
         one_column = len(spec.on) == 1 and all(is_limited(pair.kind, pair.other_kind) for pair in pairs)
         if not one_column:
             more = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
-                f"The join with {shown}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one pair "
+                f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one pair "
                 "of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of date "
                 f"and timestamp{more}"
             )
         operator = spec.operator or "="
         if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):
-            raise BadRequest(f"The join with {shown} has an end; give the transform range, and the operator > or >=")
+            raise BadRequest(
+                f"The join with {table_name} has an end; give the transform range, and the operator > or >="
+            )
         if transform == RANGE and operator == "=":
-            raise BadRequest(f"The join with {shown} is a range; give an operator: <, <=, > or >=")
+            raise BadRequest(f"The join with {table_name} is a range; give an operator: <, <=, > or >=")
         return (operator,) if spec.end is None else (operator, spec.end_operator)
     if transform != IDENTITY and (len(pairs) > 1 or not has_periods(transform, *kinds)):
         raise BadRequest(
-            f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
+            f"The join with {table_name}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
             "of a date or timestamp, and a date, timestamp or (of year) int"
         )
     return ()

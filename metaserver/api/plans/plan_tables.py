@@ -149,7 +149,7 @@ WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
 MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
 _Read = tuple[PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
-"""A cache of decoded requests. The key is the body and the table's metadata file, which determines what names mean."""
+"""A cache of decoded requests. The key is the body and the table's metadata file, which defines the column names."""
 DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
 """A cache of requests that get no plan table. The key is `kept-max` and the name of the plan table, which covers
 everything on which the plan depends.

@@ -174,7 +174,7 @@ async def _version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
-    shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
-    if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
+    plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
+    if table.plan_snapshot_id not in {plan.shown_id for plan in plan_snapshots}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

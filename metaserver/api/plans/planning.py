@@ -182,10 +182,10 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         and isinstance(answer, web.Response)
         and isinstance(answer.body, bytes)
     ):
-        sent = _CachedAnswer(answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, read)
+        cached_answer = _CachedAnswer(answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, read)
         # The key contains headers of up to 8 KiB each, which a client may change with each request.
         key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
-        app[ANSWERS].put(key, sent, len(sent.body) + key_bytes + 1000)
+        app[ANSWERS].put(key, cached_answer, len(cached_answer.body) + key_bytes + 1000)
     return answer
 
 
@@ -240,8 +240,8 @@ async def fetch_planning_result(call: Call) -> Answer:
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
     scan = _ClientScan(call, loaded, _dialect_of(call), request)
     task = call.app[PENDING].start(plan_id, call.principal.name, scan.plan)
-    done, _ = await asyncio.wait({task}, timeout=POLL_S)
-    if not done:
+    finished_tasks, _ = await asyncio.wait({task}, timeout=POLL_S)
+    if not finished_tasks:
         return {"status": "submitted"}
     if task.cancelled():  # Another client of the principal cancelled the plan. The next poll starts it again.
         return {"status": "submitted"}

@@ -1,4 +1,4 @@
-"""The body of a plan request, and what it implies about the client's use of the files.
+"""The body of a plan request, and its implications for the client's use of the files.
 
 Iceberg's Java library sends the same request to read files and to change files, so the request lacks two facts. The
 selected columns show them (the name of Java's method is in parentheses):

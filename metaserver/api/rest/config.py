@@ -33,7 +33,7 @@ async def get_config(call: Call) -> dict[str, Any]:
 
 
 def _endpoints(app: web.Application) -> list[str]:
-    """Return the endpoints. They are listed once, because the routes of a running server do not change."""
+    """Return the endpoints. The list is made once, because the routes of a running server do not change."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
         endpoints += list_served_endpoints(app)
@@ -72,8 +72,8 @@ def _check_warehouse(call: Call) -> None:
     except BadRequest:
         location = warehouse
     if location != ours:
-        named = f"{prefix!r} ({ours})" if prefix else ours
-        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
+        allowed_names = f"{prefix!r} ({ours})" if prefix else ours
+        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {allowed_names}, or leave it out")
 
 
 def add_components(app: web.Application) -> None:

@@ -101,13 +101,13 @@ async def load_table(call: Call) -> web.Response:
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
     audience = call.audience
-    shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
+    plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, shown))
+        unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, plan_snapshots))
         if unchanged is not None:
             return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await table_answer(call, loaded, namespace, name, mode, shown=shown)
+    return await table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:

@@ -34,8 +34,8 @@ class FairSlots:
     The holder None is a caller without a login, whose share is not limited.
     """
 
-    def __init__(self, what: str, limit: int) -> None:
-        self._what = what
+    def __init__(self, work_name: str, limit: int) -> None:
+        self._what = work_name
         self.limit = limit
         self.share = max(1, limit // 2)
         self._kept_free = max(1, limit // _KEPT_FREE)

@@ -74,8 +74,10 @@ async def claim(
         path = metadata.properties.get(name)
         if path is not None and context.warehouse.contains(path):
             candidates.append(ClaimedLocation(key=path, shared=common, shown=path, subject=name))
-    own = entry.metadata_location
-    candidates.append(ClaimedLocation(key=own, shared=True, shown=own, subject="metadata-location"))
+    metadata_location = entry.metadata_location
+    candidates.append(
+        ClaimedLocation(key=metadata_location, shared=True, shown=metadata_location, subject="metadata-location")
+    )
     await context.objects.check_links([candidate.key for candidate in candidates])
     locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
@@ -101,17 +103,21 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
     Raises:
         BadRequest: Another entry has the UUID or a location.
     """
-    own = await _own_keys(context, operation.uuid)
-    if operation.fresh and own:
+    claimed_keys = await _own_keys(context, operation.uuid)
+    if operation.fresh and claimed_keys:
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
-    named = (operation.namespace, operation.name) if operation.name else None
+    table_name = (operation.namespace, operation.name) if operation.name else None
     for candidate in operation.locations:
-        if not own.isdisjoint(with_folders(candidate.key)):
+        if not claimed_keys.isdisjoint(with_folders(candidate.key)):
             continue
         for other in await context.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
                 continue
-            if other.location == candidate.key and named and await context.store.is_name_released(other.uuid, *named):
+            if (
+                other.location == candidate.key
+                and table_name
+                and await context.store.is_name_released(other.uuid, *table_name)
+            ):
                 continue
             raise candidate.make_overlap_error()
 
@@ -138,24 +144,26 @@ async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fr
 
 
 async def check_unclaimed(
-    context: CatalogContext, location: str, description: str, named: tuple[NamespacePath, str], uuid: str = ""
+    context: CatalogContext, location: str, description: str, table_name: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """Check that the location does not overlap locations of entries other than `uuid`.
+    """Check that the location does not overlap a location of an entry other than the entry `uuid`.
 
-    The transaction checks this again.
+    The transaction that adds the claim checks this again.
 
     Raises:
         BadRequest: The location overlaps a location of another entry.
     """
-    if await _is_taken(context, location, named, uuid):
+    if await _is_taken(context, location, table_name, uuid):
         raise ClaimedLocation(key="", shown=location, subject=description).make_overlap_error()
 
 
-async def _is_taken(context: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
+async def _is_taken(context: CatalogContext, location: str, table_name: tuple[NamespacePath, str], uuid: str) -> bool:
     key = context.warehouse.key(parse_location(location))
     await check_known(context, [key], uuid)
     for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
-        if claimed_location.location != key or not await context.store.is_name_released(claimed_location.uuid, *named):
+        if claimed_location.location != key or not await context.store.is_name_released(
+            claimed_location.uuid, *table_name
+        ):
             return True
     return False
 
@@ -261,11 +269,13 @@ async def foreign_file_check(
     foreign_locations = {
         location for owner, lost in context.unclaimed.lost.items() if owner != uuid for location in lost
     }
-    own = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
+    claimed_locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_locations |= {
         claimed_location.location
         for claimed_location in await context.store.find_overlapping_claims(keys, uuid, _OVERLAPS_MAX)
-        if exclusive or not claimed_location.shared or claimed_location.location not in own.intersection(keys)
+        if exclusive
+        or not claimed_location.shared
+        or claimed_location.location not in claimed_locations.intersection(keys)
     }
     if exclusive:
         foreign_locations |= {
@@ -381,7 +391,7 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether a location that the entry has claimed contains a file; True if the storage fails.
+    """Return whether a location that the entry has claimed contains a file, or True if the storage fails.
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """

@@ -72,7 +72,7 @@ async def replace_allowed_locations(
 
 
 async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
-    """Return the locations that the database records for the table. They do not depend on the table's metadata."""
+    """Return the locations that the database records for the table, independently of the table's metadata."""
     claims = await context.store.claims(uuid)
     return OwnLocations(context.warehouse, {claim.location for claim in claims})
 
@@ -98,11 +98,11 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
 
 def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
     """Return the paths by the key of their folder, without paths that the server cannot read."""
-    named: dict[str, set[str]] = {}
+    names_by_folder: dict[str, set[str]] = {}
     for path in paths:
-        named.setdefault(path.rpartition("/")[0], set()).add(path)
+        names_by_folder.setdefault(path.rpartition("/")[0], set()).add(path)
     keyed: dict[str, set[str]] = {}
-    for folder, within in named.items():
+    for folder, within in names_by_folder.items():
         with contextlib.suppress(BadRequest):
             keyed.setdefault(warehouse.key(parse_location(folder)), set()).update(within)
     return keyed
@@ -153,9 +153,9 @@ async def check_added(
         # The location is checked before any file there is read, because errors quote file names.
         await check_unclaimed(context, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.key(parse_location(location)))
-    own = OwnLocations(warehouse, locations)
-    reader = _Reader(context, own, files)
-    await asyncio.to_thread(own.check, [*statistics_paths, *lists], "The file")
+    own_locations = OwnLocations(warehouse, locations)
+    reader = _Reader(context, own_locations, files)
+    await asyncio.to_thread(own_locations.check, [*statistics_paths, *lists], "The file")
     carried = await reader.list_manifests_before(base, commit.added_snapshots)
     # The manifest lists of earlier snapshots may have been overwritten.
     for path in await find_foreign_paths(context, uuid, carried):
@@ -163,7 +163,7 @@ async def check_added(
     for location in lists:
         manifests += [path for path in await reader.manifest_list(location) if path not in carried]
     fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
-    await asyncio.to_thread(own.check, fresh, "The manifest")
+    await asyncio.to_thread(own_locations.check, fresh, "The manifest")
     for manifest in fresh:
         outside = await reader.outside(manifest)
         if outside:
@@ -243,9 +243,9 @@ class OwnLocations:
 class _Reader:
     """The manifest lists and manifests of one commit."""
 
-    def __init__(self, context: CatalogContext, own: OwnLocations, files: ObjectReader) -> None:
+    def __init__(self, context: CatalogContext, own_locations: OwnLocations, files: ObjectReader) -> None:
         self._context = context
-        self._own = own
+        self._own = own_locations
         self._files = files
 
     async def list_manifests_before(
@@ -304,8 +304,8 @@ class _Reader:
             outside = {path for path, _ in entries if not self._own.holds(path)}
             return [path for path, _ in entries if path not in outside], outside
 
-        own, outside = await asyncio.to_thread(find)
-        await self._context.objects.check_links(own)
+        own_paths, outside = await asyncio.to_thread(find)
+        await self._context.objects.check_links(own_paths)
         return outside
 
     async def _read(self, location: str, description: str) -> bytes:

@@ -36,7 +36,7 @@ class PlanShares:
         self._sweep_at = _SWEEP_MIN
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
-        """Return the name of the limit that `leases` additional leases would exceed; None if there is room."""
+        """Return the name of the limit that `leases` additional leases would exceed, or None if there is room."""
         holder = _holder(principal)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
@@ -91,5 +91,5 @@ class PlanShares:
 
 
 def _holder(principal: str) -> str | None:
-    """Return the principal whose share is charged; None if the server has no logins."""
+    """Return the principal whose share is charged, or None if the server has no logins."""
     return None if principal == ANONYMOUS_NAME else principal

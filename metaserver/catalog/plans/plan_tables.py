@@ -301,7 +301,7 @@ class PlanTables:
         The files count against the shares of `principal` (`plan_shares.py`).
 
         Args:
-            metadata: The metadata of the table; None for a plan view.
+            metadata: The metadata of the table, or None for a plan view.
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
@@ -354,12 +354,12 @@ class PlanTables:
         before_ms = passed.ago(self._context.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
             pass
-        done, after = 0, None
+        deleted_count, after = 0, None
         while plans := await store.list_retired_plan_tables(after, _BATCH):
             after = plans[-1].id
             slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
-            done += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
-        return done
+            deleted_count += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
+        return deleted_count
 
     async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
         """Delete the files of a plan. Return False if a file could not be deleted; a later round tries again."""

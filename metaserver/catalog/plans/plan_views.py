@@ -12,7 +12,7 @@ of the view the name no longer resolves. If another plan view refers to the name
 the same error. Rows, leases and clean-up work as for plan tables, whose names have the same form.
 
 A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the
-header, until it is withdrawn. It belongs to one user: for other users, its text fails when it would
+header, until it is withdrawn. The view belongs to one user: for other users, its text fails when it would
 return a row. Its tables keep their names in the view's text, each with the version of its plan.
 """
 
@@ -246,8 +246,8 @@ def _names(match: re.Match[str], reference: ReplacedReference, default: Namespac
     """
     before = [_unquote(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)
-    named = (schema.lower(), _unquote(match[2]).lower())
-    return named == (".".join(reference.namespace).lower(), reference.name.lower())
+    table_name = (schema.lower(), _unquote(match[2]).lower())
+    return table_name == (".".join(reference.namespace).lower(), reference.name.lower())
 
 
 def _unquote(name: str) -> str:

@@ -55,8 +55,8 @@ def open_tier(
 class ObjectBlocks:
     """The cached blocks, in memory and on disk.
 
-    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk. They are separate, so
-    that a write never delays a read.
+    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk. The threads are separate,
+    so that a write never delays a read.
     """
 
     def __init__(

@@ -155,10 +155,10 @@ class CachingBackend:
         start, length = part or (0, record.size)
         owner, end = _owner(read), start + length
         unsent = AnswerBudget(self._sending, owner.holder)
-        sent = start if read.method == "GET" else end
+        sent_end = start if read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
-        if sent < end:
+        if sent_end < end:
             continues = self._continues(record, start)
             pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not continues)
             if not pieces:
@@ -166,21 +166,21 @@ class CachingBackend:
             self._follow(record, start, end, owner)
         head = _head(record, part, read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
-        sent += sum(map(len, pieces))
-        while sent < end and not transport.get_write_buffer_size() and sent - start < _BYTES_PER_TURN:
-            pieces, size_bytes = self._take_pieces(record, sent, end, owner, unsent)
+        sent_end += sum(map(len, pieces))
+        while sent_end < end and not transport.get_write_buffer_size() and sent_end - start < _BYTES_PER_TURN:
+            pieces, size_bytes = self._take_pieces(record, sent_end, end, owner, unsent)
             if not pieces:
                 break
             transport.writelines(pieces)
-            sent += sum(map(len, pieces))
+            sent_end += sum(map(len, pieces))
         status = 206 if part else 200
         if transport.get_write_buffer_size():
             unsent.keep(size_bytes)
-        elif sent == end:
+        elif sent_end == end:
             return StartedAnswer(status, length, None)
 
         async def rest(writer: AbstractStreamWriter) -> None:
-            await self._send_blocks(record, sent, end, owner, transport, writer, unsent)
+            await self._send_blocks(record, sent_end, end, owner, transport, writer, unsent)
 
         return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
 
@@ -266,7 +266,7 @@ class CachingBackend:
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
-        """Return the answer from the cache; None if the store must answer."""
+        """Return the answer from the cache, or None if the store must answer."""
         location, owner = _location(call), _owner(call)
         for _ in range(2):
             record = self._records.get_trusted(location)
@@ -286,7 +286,7 @@ class CachingBackend:
         return None
 
     async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
-        """Return the object's record from the cache or from the store; None if the store must answer.
+        """Return the object's record from the cache or from the store, or None if the store must answer.
 
         Raises:
             RefusedRead: The store refuses the read.
@@ -339,14 +339,14 @@ class CachingBackend:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record
 
-    def _opening_span(self, wanted: str | None) -> tuple[str, int]:
+    def _opening_span(self, range_header: str | None) -> tuple[str, int]:
         """Return (Range header, its maximum length) for the first read of an object.
 
         The range has whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
-        matched = _RANGE.fullmatch(wanted or "bytes=0-")
-        assert matched is not None, wanted  # `_is_plain` has checked the header.
+        matched = _RANGE.fullmatch(range_header or "bytes=0-")
+        assert matched is not None, range_header  # `_is_plain` has checked the header.
         if matched[3]:
             length = min(int(matched[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
@@ -525,10 +525,10 @@ def _is_plain(call: S3Read) -> bool:
         return False
     if any(name.startswith("x-amz-") and name not in _ALLOWED_AMZ for name in headers):
         return False
-    wanted = headers.get("range")
-    if wanted is None:
+    range_header = headers.get("range")
+    if range_header is None:
         return True
-    matched = _RANGE.fullmatch(wanted)
+    matched = _RANGE.fullmatch(range_header)
     if matched is None or matched[3] in ("0",):
         return False
     return not matched[2] or int(matched[1]) <= int(matched[2])

@@ -59,7 +59,9 @@ class ObjectRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
-    """Return the record from an answer to HEAD or GET; None if the object cannot be cached, e.g. without a strong ETag.
+    """Return the record from an answer to HEAD or GET.
+
+    Return None if the object cannot be cached, e.g. if the answer has no strong ETag.
 
     `version` was read before the request.
     """

@@ -19,7 +19,7 @@ _METADATA = re.compile(r"/(?:metadata|_seamark)/")
 
 
 def kind_of(key: str) -> Kind | None:
-    """Return the kind of the object at `key`; None if its name does not show that it is written once."""
+    """Return the kind of the object at `key`, or None if its name does not show that it is written once."""
     name = key.rpartition("/")[2]
     if _EXTENSION.search(name) is None or _UUID.search(name) is None:
         return None

@@ -169,7 +169,7 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     field_id: int
     kind: str
     values: Packed | None
-    """The values of the partition field; None if the value of every row is null."""
+    """The values of the partition field, or None if the value of every row is null."""
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -293,7 +293,7 @@ class Block:
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
-        """The columns in the order of the partition tuple; None for a field whose values are all null."""
+        """The columns in the order of the partition tuple, or None for a field whose values are all null."""
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
@@ -351,7 +351,7 @@ class Block:
         return self._directory.texts.get(name)
 
     def long_column(self, name: str) -> PackedColumn | None:
-        """Return the packed column; None if no row has a value."""
+        """Return the packed column, or None if no row has a value."""
         return self._column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
@@ -408,7 +408,7 @@ class Block:
         )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
-        """Return (type, packed values) of a partition field; None if the block's spec lacks the field.
+        """Return (type, packed values) of a partition field, or None if the block's spec lacks the field.
 
         The values are None if all of them are null.
         """
@@ -434,12 +434,12 @@ class Block:
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
-        """Return the packed counts `name` of a column; None if no row has such a count."""
+        """Return the packed counts `name` of a column, or None if no row has such a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def get_bound_column(self, side: str, column_id: int) -> PackedColumn | None:
-        """Return the lower or upper bounds of a column; None if no row has such a bound.
+        """Return the lower or upper bounds of a column, or None if no row has such a bound.
 
         Args:
             side: "lower" or "upper".

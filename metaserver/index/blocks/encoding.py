@@ -221,7 +221,7 @@ def _drop_unusable_bounds(
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
-    """Return the column's type; None if the schema lacks the column or its statistics are unreadable."""
+    """Return the column's type, or None if the schema lacks the column or its statistics are unreadable."""
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)

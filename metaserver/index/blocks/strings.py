@@ -14,7 +14,7 @@ _FEW_ROWS_MAX = 3
 
 
 def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
-    """Return the values at `rows`, int64[n], as bytes; None for a row without a value."""
+    """Return the values at `rows`, int64[n], as bytes, or None for a row without a value."""
     if column is None:
         return [None] * len(rows)
     packed = column.packed

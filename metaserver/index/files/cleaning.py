@@ -80,30 +80,30 @@ class Cleaner:
         return await self._delete_unused() + await self._clean_tables()
 
     async def _delete_unused(self) -> int:
-        done = 0
+        deleted_count = 0
         before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
         for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
             try:
                 await self._objects.delete(file.location)
                 await self._registry.forget(file.uuid, file.location)
-                done += 1
+                deleted_count += 1
             except SeamarkError as error:
                 log.warning("index file not cleaned", location=file.location, reason=error.message)
-        return done
+        return deleted_count
 
     async def _clean_tables(self) -> int:
         entries = await self._store.list_indexed_tables(self._after, _TABLES_PER_ROUND_MAX)
         self._after = entries[-1].uuid if entries else None
-        done = 0
+        cleaned_count = 0
         for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):
             names = list(entries_of_table)
             try:
                 tables = [await self._load(entry.metadata_location) for entry in names]
-                done += await self._supersede_undefined(names[0], tables)
-                done += await self._delete_orphans(names[0], tables)
+                cleaned_count += await self._supersede_undefined(names[0], tables)
+                cleaned_count += await self._delete_orphans(names[0], tables)
             except SeamarkError as error:
                 log.warning("indexes not cleaned", table=names[0].name, reason=error.message)
-        return done
+        return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
         definitions = [read_definitions(table) for table in tables]
@@ -113,22 +113,22 @@ class Cleaner:
         if any(definitions_of_name.problems for definitions_of_name in definitions):
             return 0  # The definition of these files may be one of the unreadable definitions.
         registered = await self._registry.files(entry)
-        done = 0
+        superseded_count = 0
         before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
             old = [file.location for file in registered.live(definition_id) if file.changed_ms < before_ms]
             if old:
                 await self._registry.replace(entry.uuid, definition_id, add=(), remove=old)
-                done += len(old)
-        return done
+                superseded_count += len(old)
+        return superseded_count
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.files(entry)).files}
-        done = 0
+        deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
-        named = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
-        for folder in await self._claimed(entry.uuid, sorted(named)):
+        index_folders = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
+        for folder in await self._claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue
             if len(self._orphans_ms) >= _FOLDERS_MAX:
@@ -143,5 +143,5 @@ class Cleaner:
                 await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in unknown:
                 await self._objects.delete(location)
-                done += 1
-        return done
+                deleted_count += 1
+        return deleted_count

@@ -218,7 +218,7 @@ class Indexes:
     async def open_or_read(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """Return the open file or the result of `read`; None if the file cannot be used.
+        """Return the open file or the result of `read`, or None if the file cannot be used.
 
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
         calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as needed.

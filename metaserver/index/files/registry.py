@@ -34,11 +34,11 @@ class IndexFiles:
         self.version = version
         self.files = tuple(files)
         """All files in all states, oldest first."""
-        live: dict[str, list[RegisteredIndexFile]] = {}
+        files_of_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in self.files:
             if file.state is IndexFileState.LIVE:
-                live.setdefault(file.definition, []).append(file)
-        self._live = {definition: tuple(of_definition) for definition, of_definition in live.items()}
+                files_of_definition.setdefault(file.definition, []).append(file)
+        self._live = {definition: tuple(of_definition) for definition, of_definition in files_of_definition.items()}
 
     def live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
         """Return the files that plans may use, oldest first."""

@@ -6,7 +6,7 @@ are one or two pages per key. In a bitmap index, they are pieces of the postings
 sections of the data files. Each part has a checksum, which is compared before use. So no plan waits for a
 download of hundreds of megabytes.
 
-If a file is damaged, the functions raise a ValueError. `indexes.py` decides what happens with the file.
+If a file is damaged, the functions raise a ValueError. `indexes.py` decides how to handle the file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Blob:
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """Return the bytes of each range; None if the ranges are too many or too large."""
+        """Return the bytes of each range, or None if the ranges are too many or too large."""
         if len(ranges) > RANGES_MAX or sum(length for _, length in ranges) > BYTES_MAX:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
@@ -110,7 +110,7 @@ class RemoteIndexFile:
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Return the result that `query.of` gives for a local file; None if it would need too many reads.
+        """Return the result that `query.of` gives for a local file, or None if it would need too many reads.
 
         Errors of `read_range` are not converted.
 

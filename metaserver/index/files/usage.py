@@ -47,5 +47,5 @@ class Usage:
         used.files_removed += files_removed
 
     def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """Return the usage of an index; None if no plan has used it since the process started."""
+        """Return the usage of an index, or None if no plan has used it since the process started."""
         return self._used.get((uuid, definition_id))

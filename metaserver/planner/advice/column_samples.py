@@ -84,7 +84,7 @@ class ColumnSample:
 
         Args:
             condition: A condition on this column alone.
-            values: The number of values that the condition names; None for a range.
+            values: The number of values that the condition names, or None for a range.
 
         Returns:
             None if the sample is too small for an estimate.
@@ -150,7 +150,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """
     if scan.files <= 1:
         return {}
-    wanted = list(conditions_of_columns(scan.bound).items())[:COLUMNS_MAX]
+    condition_parts = list(conditions_of_columns(scan.bound).items())[:COLUMNS_MAX]
     rows = DataRows(
         objects,
         asyncio.get_running_loop(),
@@ -161,11 +161,11 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     samples: dict[int, ColumnSample | str] = {}
     try:
         async with asyncio.timeout(SAMPLE_S):
-            for column_id, parts in wanted:
+            for column_id, parts in condition_parts:
                 samples[column_id] = await _sample(rows, scan, parts)
     except TimeoutError:
         late = f"its values could not be read within {SAMPLE_S:g} s"
-        samples.update({column_id: late for column_id, _ in wanted if column_id not in samples})
+        samples.update({column_id: late for column_id, _ in condition_parts if column_id not in samples})
     return samples
 
 

@@ -140,12 +140,13 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     files_in = sum(each.files * count for each, count in partitions.items())
     limit = files_in * min(_PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _share_of_bytes(scan, files))
     if policy:
-        asked = {name: columns[name] for name in policy if name in columns}
-        ours = [
-            _estimate_row_shares(scan, files, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked
+        policy_conditions = {name: columns[name] for name in policy if name in columns}
+        policy_shares = [
+            _estimate_row_shares(scan, files, *conditions, samples.get(conditions[0][0].column_id))
+            for conditions in policy_conditions.values()
         ]
         column_shares = [
-            *(shares for shares in ours if shares and not isinstance(shares, str)),
+            *(shares for shares in policy_shares if shares and not isinstance(shares, str)),
             *shares_of.values(),
         ]
         column_shares += [_ALL_ROWS] * (len(policy) + len(shares_of) - len(column_shares))
@@ -259,7 +260,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
-    """Return the intervals of values that match the predicate; None if sorted rows do not help the predicate."""
+    """Return the intervals of values that match the predicate, or None if sorted rows do not help the predicate."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None

@@ -37,7 +37,8 @@ class TermEffect(NamedTuple):
         has_bounds: Whether any file has bounds of the column. It is True for types that need no bounds.
         index_name: The name of an enabled index on the column.
         index_kind: The kind of index that would help.
-        index_files: The estimated number of files that a plan would keep with an index; None if there is no estimate.
+        index_files: The estimated number of files that a plan would keep with an index, or None if there is
+            no estimate.
         index_note: Why `index_files` has no estimate, or why no index would help.
     """
 

@@ -162,7 +162,7 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the JSON of the fields that rows of a block inherit; None if they inherit no field.
+        """Return the JSON of the fields that rows of a block inherit, or None if they inherit no field.
 
         In format version 2, files inherit no such field.
         """
@@ -354,7 +354,7 @@ class _Residuals:
         return rows, (CHOICE, texts)
 
     def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
-        """Return the form of each file's residual; None if all files have the plain form."""
+        """Return the form of each file's residual, or None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None
         nan_free = np.full(len(rows), bool(self._nan_columns))
@@ -392,19 +392,19 @@ class _Residuals:
         if self._is_java:
             residual = match_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
-        named = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
-        if named is not residual and not self._needed:
+        bindable = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
+        if bindable is not residual and not self._needed:
             return b""
-        if self._whole_files and named != FALSE and (form.read_whole or not self._exact):
+        if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
-        if named == TRUE and self._unknown:
-            named = make_tautology(self._unknown[0])
-        text = to_json(self.encode(named))
+        if bindable == TRUE and self._unknown:
+            bindable = make_tautology(self._unknown[0])
+        text = to_json(self.encode(bindable))
         if self._exact or len(text) <= self._longest:
             return _KEY + text
         if not self._needed:
             return b""
-        short = to_json(expression_json(weaken_residual(named)))
+        short = to_json(expression_json(weaken_residual(bindable)))
         if len(short) > self._longest:
-            short = to_json(expression_json(make_tautology(predicates_of(named)[0])))
+            short = to_json(expression_json(make_tautology(predicates_of(bindable)[0])))
         return _KEY + short

@@ -63,10 +63,10 @@ class BlockLayout(NamedTuple):
 
     opening: bytes
     content: Part | None
-    """The content type of the block's files; None if the files differ."""
+    """The content type of the block's files, or None if the files differ."""
     path: Part
     format: Part | None
-    """The format of the block's files; None if the files differ."""
+    """The format of the block's files, or None if the files differ."""
     optional: tuple[Part, ...]
     """The optional fields of the block's files.
 
@@ -279,7 +279,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return the function that reads the lower or upper bounds of this column; None if the block has no such bounds."""
+    """Return the function that reads this column's lower or upper bounds, or None if the block has no such bounds."""
     column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None

@@ -101,9 +101,9 @@ class DeleteFiles:
                 except Unreadable as error:
                     return error
 
-        listed = list(requests)
-        contents = await asyncio.gather(*(read(file, columns) for _, file, columns in listed))
-        return {number: content for (number, _, _), content in zip(listed, contents, strict=True)}
+        all_requests = list(requests)
+        contents = await asyncio.gather(*(read(file, columns) for _, file, columns in all_requests))
+        return {number: content for (number, _, _), content in zip(all_requests, contents, strict=True)}
 
     async def _content(self, file: DeleteFile, columns: Columns) -> Content:
         key = (file.path, file.offset, columns)

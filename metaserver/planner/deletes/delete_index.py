@@ -82,10 +82,10 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     if manifest.first_row_id is None or not len(rows):
         return None
     end = int(rows.max()) + 1
-    own = block.longs("first_row_id")[:end]
-    missing = own == MISSING
+    stored_ids = block.longs("first_row_id")[:end]
+    missing = stored_ids == MISSING
     counts = np.where(missing, block.longs("record_count")[:end], 0)
-    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, own)
+    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
     return assigned[rows]
 
 
@@ -101,8 +101,8 @@ class DeleteIndex:
 
     Immutable.
 
-    `specs` and `schemas` are all specs and schemas of the table's metadata. They determine which specs are
-    unpartitioned, which columns are required, and which columns were promoted.
+    `specs` and `schemas` are all specs and schemas of the table's metadata. The specs and schemas determine which
+    specs are unpartitioned, which columns are required, and which columns were promoted.
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
@@ -433,28 +433,28 @@ def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
-    """Return the single data file that each position delete refers to; None if a delete may refer to several files.
+    """Return the single data file that each position delete refers to, or None if a delete may refer to several files.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
-    named = strings(block.text_column("referenced_data_file"), rows)
-    if None not in named:
-        return named
+    referenced_files = strings(block.text_column("referenced_data_file"), rows)
+    if None not in referenced_files:
+        return referenced_files
     lower = strings(block.get_bound_column("lower", DELETED_PATH), rows)
     upper = strings(block.get_bound_column("upper", DELETED_PATH), rows)
-    for position, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+    for position, (name, low, high) in enumerate(zip(referenced_files, lower, upper, strict=True)):
         if name is not None:
             continue
         if is_vector[position]:
             path = block.text("file_path", int(rows[position]))
             raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
         if low == high:
-            named[position] = low
-    return named
+            referenced_files[position] = low
+    return referenced_files
 
 
 def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-    """Return the values of one partition field as objects; None for null.
+    """Return the values of one partition field as objects, or None for null.
 
     Objects are equal if the partition values are equal. Floats are compared by their bits (spec, "Scan Planning",
     note 3): NaN equals itself, and 0.0 differs from -0.0. A number equals the same number of a promoted type.

@@ -168,7 +168,7 @@ class _ColumnGroup:
     def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
         """Return (first, last) leaf of each file's scope.
 
-        They are equal if the scope is empty or all of its deletes are too old.
+        The two leaves are equal if the scope is empty or all of its deletes are too old.
         """
         at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
         applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
@@ -298,7 +298,7 @@ class _Column:
 
 class _Statistics(NamedTuple):
     lower: Values | None
-    """The lower bounds; None if the block has no comparable bounds."""
+    """The lower bounds, or None if the block has no comparable bounds."""
     lower_known: npt.NDArray[np.bool_]
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
@@ -373,7 +373,7 @@ def _compute_ranks(
 
     Args:
         among: The values among which to rank, ascending.
-        values: The values to rank; None if none of them is known.
+        values: The values to rank, or None if none of them is known.
         is_known: Whether each value is known.
         side: "right" to count equal values of `among`, too.
         unknown_rank: The rank of unknown values.

@@ -56,7 +56,7 @@ class KeySetPredicate:
         return self.definition.id, id(self.dynamic_filter)
 
     def query(self) -> IndexQuery | None:
-        """Return the query for the index; None if the index prunes nothing for this many keys."""
+        """Return the query for the index, or None if the index prunes nothing for this many keys."""
         return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
 
 
@@ -71,7 +71,7 @@ class IndexPredicate(NamedTuple):
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def query(self) -> IndexQuery | None:
-        """Return the query for the index; None if the index does not support the predicates."""
+        """Return the query for the index, or None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
@@ -119,7 +119,7 @@ class IndexProjection:
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """Project the filter onto the indexes; None if no index can prune."""
+    """Project the filter onto the indexes. Return None if no index can prune."""
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -223,13 +223,13 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
     Returns:
         None if a term has no such predicate.
     """
-    listed = bound.children if isinstance(bound, And) else (bound,)
+    predicates = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []
     combinations = 1
     for term in definition.terms:
         candidates = [
             values
-            for child in listed
+            for child in predicates
             if isinstance(child, Bound) and (values := _values_of_term(child, term)) is not None
         ]
         if not candidates:

@@ -99,17 +99,17 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return the probe of a plan; None if no index can prune.
+        """Return the probe of a plan, or None if no index can prune.
 
         The method never raises.
         """
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
-        listed = await self._list_files(entry)
-        if listed is None:
+        registered_files = await self._list_files(entry)
+        if registered_files is None:
             return None
-        listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
+        listed_files = {definition.id: registered_files.live(definition.id) for definition in projection.definitions}
         files = [file for of_definition in listed_files.values() for file in of_definition]
         if not files:
             return None

@@ -213,20 +213,20 @@ class Probe:
         """
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
-        wanted: list[tuple[IndexDefinition, WantedKeys]] = []
+        wanted_keys: list[tuple[IndexDefinition, WantedKeys]] = []
         remainder: list[Expression] = []
         for child in children:
             keys = self._find_wanted_keys(child) if isinstance(child, Bound) and self._is_bitmap(child) else None
             if keys is None or not isinstance(child, Bound):
                 remainder.append(child)
             else:
-                wanted.append((self.projection.by_field[child.column_id], keys))
-                if not self._is_in_memory(wanted[-1][0]):  # `_rows` decides which rows to load.
+                wanted_keys.append((self.projection.by_field[child.column_id], keys))
+                if not self._is_in_memory(wanted_keys[-1][0]):  # `_rows` decides which rows to load.
                     remainder.append(child)
-        wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
+        wanted_keys += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
             Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
-            for definition, keys in wanted
+            for definition, keys in wanted_keys
             if definition.id in self.coverage
         ]
         return sorted(
@@ -238,7 +238,7 @@ class Probe:
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the codes of the keys that match a predicate; None if other rows may match, too."""
+        """Return the codes of the keys that match a predicate, or None if other rows may match, too."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -252,7 +252,7 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, position: int) -> Bits | None:
-        """Return the rows that may match in the file at a position in the view; None for all rows."""
+        """Return the rows that may match in the file at a position in the view, or None for all rows."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -312,7 +312,7 @@ class Probe:
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """Return the bitmaps that contain the rows of this data file; None if they are not available."""
+        """Return the bitmaps that contain the rows of this data file, or None if they are not available."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

@@ -49,7 +49,7 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """Return the bitmaps of an index file; None if the file can no longer be used."""
+        """Return the bitmaps of an index file, or None if the file can no longer be used."""
         index_file = self.files.get(location)
         if index_file is None:
             return None
@@ -81,11 +81,11 @@ class IndexResolver:
             located_rows = None if hashes is None else await index.record.rows(*hashes)
             return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
-        listed = (await self._indexes.registry.files(entry)).live(definition.id)
+        live_files = (await self._indexes.registry.files(entry)).live(definition.id)
         if hashes is None:
-            ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, listed))
+            ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, live_files))
         else:
-            ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in listed))
+            ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [result for result in ready if result is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
@@ -97,12 +97,12 @@ class IndexResolver:
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
 
-        listed = (await self._indexes.registry.files(entry)).live(definition.id)
-        ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in listed))
+        live_files = (await self._indexes.registry.files(entry)).live(definition.id)
+        ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [index for index in ready if index is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
-        return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
+        return BitmapIndex(definition, coverage, files, {file.location: file for file in live_files})
 
     async def load(self, index: BitmapIndex, positions: Iterable[int]) -> None:
         """Load the rows of the data files at these positions in the view.
@@ -134,6 +134,6 @@ class IndexResolver:
         The method never raises.
         """
         if damaged:
-            listed = await self._indexes.registry.files(entry)
-            files = [file for file in listed.files if file.location in damaged]
+            registered_files = await self._indexes.registry.files(entry)
+            files = [file for file in registered_files.files if file.location in damaged]
             await self._indexes.verify_source(files, "; ".join(damaged.values()))

@@ -120,7 +120,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     """Return whether a row of the file at this position in the view may satisfy all conjuncts.
 
     Args:
-        find_other_rows: Returns the rows that satisfy the rest of the expression; None for all rows.
+        find_other_rows: Returns the rows that satisfy the rest of the expression, or None for all rows.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []

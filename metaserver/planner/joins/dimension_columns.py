@@ -64,8 +64,8 @@ class FileColumn:
             distinct: The sorted distinct keys.
             ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
             codes: Whether the keys are codes.
-            present: The rows with a key; None for all rows.
-            nans: The rows that are NaN; None for no rows.
+            present: The rows with a key, or None for all rows.
+            nans: The rows that are NaN, or None for no rows.
         """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
@@ -221,7 +221,7 @@ def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[Dynami
 
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all rows."""
+    """Return bool[rows]: the rows that may match the expression and every dynamic filter, or None for all rows."""
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
@@ -259,7 +259,7 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
-    """Return a condition on plain columns that every matching row satisfies; None if there is no such condition."""
+    """Return a condition on plain columns that every matching row satisfies, or None if there is no such condition."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None
@@ -268,8 +268,8 @@ def _to_plain_condition(predicate: Bound) -> Expression | None:
 
 def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     """Return the union of the keys of all parts."""
-    listed = list(parts)
-    return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
+    key_parts = list(parts)
+    return key_parts[0] if len(key_parts) == 1 else union_of(key_parts, CODES if has_codes(kind) else BYTES)
 
 
 def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:

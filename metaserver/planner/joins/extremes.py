@@ -47,7 +47,7 @@ class RowsOutside:
 
 @dataclass(frozen=True)
 class ExtremeLimits:
-    """The limits of an extreme; None for a direction without a limit.
+    """The limits of an extreme, or None for a direction without a limit.
 
     If `is_null` is true, no row has a value, so that no comparison with the extreme is true.
     """
@@ -66,16 +66,16 @@ def find_extreme_limits(
         extreme: `MINIMUM` or `MAXIMUM`.
         column: The column. Its bounds are integers.
         scan: A plan of the filter.
-        outside: The rows that do not count; None if these rows are not known exactly.
+        outside: The rows that do not count, or None if these rows are not known exactly.
     """
     files = files_at(scan.view, scan.entry_ids)
     statistics = files.stats(column)
-    far = _find_outermost(extreme, files, statistics)
-    if far is None:
+    outermost = _find_outermost(extreme, files, statistics)
+    if outermost is None:
         return ExtremeLimits(is_null=True)
-    near = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
-    outer = far[0] if far else None
-    return ExtremeLimits(near, outer) if extreme == MAXIMUM else ExtremeLimits(outer, near)
+    nearest_bound = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
+    outer = outermost[0] if outermost else None
+    return ExtremeLimits(nearest_bound, outer) if extreme == MAXIMUM else ExtremeLimits(outer, nearest_bound)
 
 
 def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
@@ -84,7 +84,7 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
     For the maximum, it is the greatest upper bound, and for the minimum, the least lower bound.
 
     Returns:
-        An empty tuple if a file that may have a value has no bound; None if no file has a value.
+        An empty tuple if a file that may have a value has no bound, or None if no file has a value.
     """
     nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
     may_have_values = (nulls == MISSING) | (nulls < 0) | (rows < 0) | (nulls < rows)
@@ -115,10 +115,10 @@ def _find_nearest(
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]
     nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
-    live = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
-    if not len(live):
+    files_without_deletes = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
+    if not len(files_without_deletes):
         return None
-    return int(bounds[live].max() if extreme == MAXIMUM else bounds[live].min())
+    return int(bounds[files_without_deletes].max() if extreme == MAXIMUM else bounds[files_without_deletes].min())
 
 
 def _bounds(statistics: FoundStatistics, side: str) -> Longs:

@@ -82,8 +82,8 @@ class RequestedJoin:
         filter: The filter on the other table, bound to its columns.
         operators: For `RANGE`, `MINIMUM` or `MAXIMUM`, the operators between the columns of each pair. All pairs of
             `RANGE` have the same column of the planned table.
-        outside: For `MINIMUM` or `MAXIMUM`, a condition that is bound to the other table's columns. It is true for at
-            least the rows that do not count for the extreme. None if there is no such condition.
+        outside: For `MINIMUM` or `MAXIMUM`, a condition that is bound to the other table's columns. The condition is
+            true for at least the rows that do not count for the extreme. None if there is no such condition.
     """
 
     table: tuple[str, ...]

@@ -71,7 +71,7 @@ def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
 
 
 def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match all of `likes`; None for all rows."""
+    """Return bool[rows]: the rows that may match all of `likes`, or None for all rows."""
     mask: Mask | None = None
     for either in likes:
         matching = np.logical_or.reduce(

@@ -76,9 +76,9 @@ class Ranges(NamedTuple):
         areas = np.append(0.0, np.cumsum((started - ended) * between))
         widths = axis.positions[self.upper] - axis.positions[self.lower]
         points = widths <= 0
-        own = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
-        own[points] = self.depth(self.lower[points])
-        return float(own.mean())
+        mean_depths = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
+        mean_depths[points] = self.depth(self.lower[points])
+        return float(mean_depths.mean())
 
 
 class Bar(NamedTuple):

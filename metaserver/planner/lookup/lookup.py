@@ -155,12 +155,14 @@ class FoundFiles:
         return FoundFiles(self.view, segments[high > low], self._picks)
 
     def _inherit_longs(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
-        own = self.longs(name)
-        missing = own == MISSING
+        stored_values = self.longs(name)
+        missing = stored_values == MISSING
         if missing.any():
             inherited = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
-            own = np.where(missing, self.by_segment([MISSING if value is None else value for value in inherited]), own)
-        return own
+            stored_values = np.where(
+                missing, self.by_segment([MISSING if value is None else value for value in inherited]), stored_values
+            )
+        return stored_values
 
     def _read_longs(self, sides: tuple[BoundColumn, ...]) -> Longs:
         side = _of_form(sides, Form.INTEGERS)
@@ -185,11 +187,11 @@ class FoundFiles:
 class FoundStatistics:
     """Statistics of one column of the found files."""
 
-    def __init__(self, found: FoundFiles, column: RequestedColumn) -> None:
-        self._files = found
+    def __init__(self, files: FoundFiles, column: RequestedColumn) -> None:
+        self._files = files
         self.column = column
         self.form = form_of(column.kind)
-        """The form of the bounds; None for types without bounds."""
+        """The form of the bounds, or None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
@@ -225,7 +227,10 @@ class FoundStatistics:
         return IntegerColumn(files, _of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS))
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the result of `bounds` as a lazy column; None if the bounds are not integers or need a conversion."""
+        """Return the result of `bounds` as a lazy column.
+
+        Return None if the bounds are not integers, or need a conversion.
+        """
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         files = self._files
@@ -279,10 +284,10 @@ class FoundStatistics:
 class IntegerColumn:
     """An integer column that can be written directly into an Arrow buffer."""
 
-    def __init__(self, found: FoundFiles, side: BoundColumn | None) -> None:
-        self._files = found
+    def __init__(self, files: FoundFiles, side: BoundColumn | None) -> None:
+        self._files = files
         self._layout = None if side is None else side.layout
-        self.nullable = self._layout is None or not _lookup.whole(self._layout, found._table)
+        self.nullable = self._layout is None or not _lookup.whole(self._layout, files._table)
         """Whether a value may be absent."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:

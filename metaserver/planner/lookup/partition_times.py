@@ -117,7 +117,7 @@ class _TimesOfView:
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """Return the time column by which a spec partitions; None if there is no such column, or several."""
+        """Return the time column by which a spec partitions, or None if there is no such column, or several."""
         cached_times = self._known
         if (
             cached_times is None

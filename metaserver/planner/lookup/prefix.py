@@ -74,7 +74,7 @@ class Prefix:
     """A partition prefix.
 
     Attributes:
-        by_spec: The condition on the partition values of each spec; None for the empty prefix.
+        by_spec: The condition on the partition values of each spec, or None for the empty prefix.
     """
 
     by_spec: Mapping[int, Expression] | None = None
@@ -247,7 +247,7 @@ class _Field(NamedTuple):
 
 
 _Fields = Mapping[str, Mapping[int, _Field | None]]
-"""For each name in a request, its field in each of the table's specs; None if a spec lacks the field."""
+"""For each name in a request, its field in each of the table's specs, or None if a spec lacks the field."""
 
 
 class _TableFields(NamedTuple):
@@ -353,7 +353,7 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
 
 
 def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
-    """Return the current type of a partition field's values; None if no schema defines it."""
+    """Return the current type of a partition field's values, or None if no schema defines it."""
     if len(field.sources) != 1:
         return None
     source = field.sources[0]

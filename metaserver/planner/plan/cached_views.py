@@ -70,8 +70,8 @@ class CachedView:
     @property
     def added_bytes(self) -> int:
         """The memory of the view without the blocks, which other views of the table may share."""
-        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
-        return _VIEW_BYTES + own + self.plans.used_bytes
+        own_bytes = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
+        return _VIEW_BYTES + own_bytes + self.plans.used_bytes
 
 
 class _PrincipalMemory:
@@ -205,7 +205,7 @@ class CachedViews:
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the block of each manifest in the view of a neighbouring snapshot; None for other manifests."""
+        """Return the block of each manifest in the view of a neighbouring snapshot, or None for other manifests."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -314,7 +314,7 @@ class PlannedTables:
         self.noted.set()
 
     def get(self, uuid: str) -> PlannedTable | None:
-        """Return the table; None if it was not planned recently."""
+        """Return the table, or None if the table was not planned recently."""
         table = self._tables.get(uuid)
         return table if table is not None and self._is_recent(table) else None
 

@@ -49,11 +49,11 @@ class LocationChecker:
             Forbidden: The snapshot names a file in a location that a table other than `uuid` claims.
         """
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
-        own, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
+        own_locations, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
         folders = _folders(view)
         for folder in folders.unsure_manifests(prefixes):
-            await self._check(uuid, own, folder)
+            await self._check(uuid, own_locations, folder)
         mixed = {
             folder: [view.blocks[number] for number in numbers]
             for folder, numbers in folders.unsure_files(prefixes).items()
@@ -68,11 +68,11 @@ class LocationChecker:
             if not paths.common.startswith(prefixes):
                 mixed.setdefault(_folder(paths.common.decode(errors="replace")), []).append(block)
         for part in await asyncio.to_thread(_folders_with_dots, dotted) if dotted else ():
-            await self._check(uuid, own, part)
+            await self._check(uuid, own_locations, part)
         for folder, blocks in mixed.items():
-            if not await self._check(uuid, own, folder, blocks=True):
+            if not await self._check(uuid, own_locations, folder, blocks=True):
                 for part in await asyncio.to_thread(_folders_of, blocks, roots):
-                    await self._check(uuid, own, part)
+                    await self._check(uuid, own_locations, part)
 
     async def check_paths(
         self, uuid: str, metadata: TableMetadata, paths: Iterable[str]
@@ -83,13 +83,13 @@ class LocationChecker:
             The table's own locations, and the path prefixes within these locations.
         """
         claims = await self._store.claims(uuid)
-        own = {claim.location for claim in claims}
+        own_locations = {claim.location for claim in claims}
         roots = _roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
         for folder in {_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
-            await self._check(uuid, own, folder)
-        return own, roots
+            await self._check(uuid, own_locations, folder)
+        return own_locations, roots
 
-    async def _check(self, uuid: str, own: set[str], folder: str, *, blocks: bool = False) -> bool:
+    async def _check(self, uuid: str, own_locations: set[str], folder: str, *, blocks: bool = False) -> bool:
         """Check one folder.
 
         Returns:
@@ -106,7 +106,7 @@ class LocationChecker:
                     f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
             return not blocks  # The folder is not in this server's stores, or the files are in several stores.
-        if not own.isdisjoint(with_folders(key)):
+        if not own_locations.isdisjoint(with_folders(key)):
             return True
         overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
         above = set(with_folders(key))
@@ -149,7 +149,7 @@ class _Folders:
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         every = list(numbers)
         self.names: list[bytes | None] = [every[number] for number in used.tolist()]
-        """The folders; None represents the files of blocks without paths."""
+        """The folders. None represents the files of blocks without paths."""
 
     @property
     def size_bytes(self) -> int:
@@ -188,9 +188,12 @@ def _folders(view: TableView) -> _Folders:
 
 def _roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
     """Return path prefixes within `locations`, in the spelling of this table's writers."""
-    named = [metadata.location, *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties)]
+    table_locations = [
+        metadata.location,
+        *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties),
+    ]
     prefixes = []
-    for location in named:
+    for location in table_locations:
         try:
             key = warehouse.key(parse_location(location))
         except BadRequest:

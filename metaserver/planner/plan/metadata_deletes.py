@@ -2,7 +2,8 @@
 
 Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`). A plan
 without files satisfies this, too. The library then examines the files of the table again, on the client, by partition
-values and column statistics alone (`ManifestFilterManager`). It refuses the delete if some rows of a file may match:
+values and column statistics alone (`ManifestFilterManager`). The library refuses the delete if some rows of a file may
+match:
 "Cannot delete file where some, but not all, rows match". An index can prune a file that these statistics keep.
 
 So the plan gets one additional file that these statistics keep. Not all rows of this file match, so Spark deletes by

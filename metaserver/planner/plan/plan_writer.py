@@ -187,9 +187,9 @@ def _read_entries(
     """Return the entries that the plan keeps, with all inherited fields, and without unusable metrics."""
     first = part.manifest.first_row_id
     if first is not None:
-        own, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
-        assigned = np.where(own == MISSING, counts, 0)
-        row_ids = np.where(own == MISSING, first + np.cumsum(assigned) - assigned, own)
+        stored_ids, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
+        assigned = np.where(stored_ids == MISSING, counts, 0)
+        row_ids = np.where(stored_ids == MISSING, first + np.cumsum(assigned) - assigned, stored_ids)
         decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
     type_of = DeclaredTypes(metadata)
     entries = []
@@ -217,7 +217,7 @@ def plan_files(
         version -= 1  # The snapshot is older than the table's upgrade to version 3, so its files have no row ids.
     files = list(_write_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
-    listed = [
+    listed_manifests = [
         *manifests.whole,
         *(
             msgspec.structs.replace(manifest, manifest_path=path)
@@ -230,18 +230,18 @@ def plan_files(
         properties = {**planned.properties, TESTS_NAN: "true"}
         planned = msgspec.structs.replace(planned, properties=properties)
     if manifests.hidden:
-        listed = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed]
+        listed_manifests = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed_manifests]
         planned = void_partition_fields(planned)
     manifest_list = write_manifest_list(
-        listed,
+        listed_manifests,
         format_version=version,
         snapshot_id=snapshot.snapshot_id,
         parent_snapshot_id=snapshot.parent_snapshot_id,
         sequence_number=snapshot.sequence_number,
     )
     at = f"{location}-{plan_id}-snap.avro"
-    shown = msgspec.structs.replace(snapshot, manifest_list=at, manifests=None)
-    planned = msgspec.structs.replace(planned, snapshots=(shown,))
+    plan_snapshot = msgspec.structs.replace(snapshot, manifest_list=at, manifests=None)
+    planned = msgspec.structs.replace(planned, snapshots=(plan_snapshot,))
     document = encode_table(planned)
     return PlanFiles(
         (

@@ -231,7 +231,7 @@ class Planner:
             self._views.evict_over_budget(cached)
 
     def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
-        """Return the access to the table's indexes; None if the plan may use no index."""
+        """Return the access to the table's indexes, or None if the plan may use no index."""
         if (
             entry is None
             or self._index_selection is None

@@ -523,7 +523,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Return the lower and upper bounds; None if any of them are not integers."""
+    """Return the lower and upper bounds, or None if any of them are not integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -547,9 +547,9 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
-        listed = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
+        key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
-        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
+        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, key_longs)
 
 
 def pack_key(key: int | bytes, kind: str) -> int | bytes:

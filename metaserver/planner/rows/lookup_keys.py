@@ -32,7 +32,7 @@ _SHOWN_CHARS_MAX = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """Return (columns of keys, bool[rows]: the keys that can exist; None if all keys can exist).
+    """Return (columns of keys, bool[rows]: the keys that can exist, or None if all keys can exist).
 
     Each row is a list of values in the order of the terms, an object with the names of the terms, or for one term,
     its value.
@@ -155,7 +155,7 @@ def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
 
 
 def _convert_key(term: Term, value: Any, number: int) -> Key | None:
-    """Return the key of a value; None if no row can have the value."""
+    """Return the key of a value, or None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:

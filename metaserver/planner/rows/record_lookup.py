@@ -93,7 +93,7 @@ class Locator:
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            possible_keys: The keys that can exist, bool[keys]; None if all keys can exist.
+            possible_keys: The keys that can exist, bool[keys], or None if all keys can exist.
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
@@ -104,8 +104,8 @@ class Locator:
         for start in range(0, keys.count, _KEYS_PER_BATCH):
             query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
             deletion = await evaluator.evaluate(data_file, position, query)
-            live = ~deletion.deleted
-            parts.append((query[live], data_file[live], position[live], deletion.undecided[live]))
+            is_live = ~deletion.deleted
+            parts.append((query[is_live], data_file[is_live], position[is_live], deletion.undecided[is_live]))
         combine = partial(_combine_parts, parts, work.uncovered)
         located, removed = combine() if keys.is_quick else await asyncio.to_thread(combine)
         self._usage.note(
@@ -156,7 +156,7 @@ class _OfPart(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request: `columns`, and bool[keys], the keys that can exist; None if all keys can exist."""
+    """The keys of one request: their columns, and bool[keys] for the keys that can exist (None if all can exist)."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible
@@ -250,10 +250,12 @@ class _Search:
         part_of, file_of = self._coverage.by_position
         query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
-        live = data_file >= 0
+        is_in_part = data_file >= 0
         # If two index files cover a data file, only the rows from one of them are used.
-        live[live] = (part_of[data_file[live]] == number) & (file_of[data_file[live]] == file[live])
-        return query[live], data_file[live], position[live].astype(np.int64)
+        is_in_part[is_in_part] = (part_of[data_file[is_in_part]] == number) & (
+            file_of[data_file[is_in_part]] == file[is_in_part]
+        )
+        return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
     def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> Found:
         if location in self._index.remote:

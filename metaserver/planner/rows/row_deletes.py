@@ -106,12 +106,12 @@ class DeleteEvaluator:
     `problems` has the first reasons why rows are undecided, by file.
     """
 
-    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
+    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known_keys: Mapping[int, Keys]) -> None:
         self._scan = scan
         self.view = scan.view
         self._reader = files
         self.data = data
-        self._known = known
+        self._known = known_keys
         self.files: dict[int, DeleteFile] = {}
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}
@@ -128,7 +128,7 @@ class DeleteEvaluator:
         Args:
             data_files: The position in the view of each row's data file, int64[n].
             positions: The number of each row in its file, int64[n].
-            keys: The index of each row in the known columns, int64[n]; None if no columns are known.
+            keys: The index of each row in the known columns, int64[n], or None if no columns are known.
         """
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:

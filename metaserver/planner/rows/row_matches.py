@@ -30,7 +30,7 @@ _ROWS_MAX = 1 << 32
 
 
 class MatchingRows(NamedTuple):
-    """The rows that may match; None for all rows.
+    """The rows that may match, or None for all rows.
 
     If `exact` is true, every one of these rows matches.
     """

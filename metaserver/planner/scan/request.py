@@ -295,7 +295,7 @@ class _Reading(msgspec.Struct, frozen=True):
     """A conjunct of a filter, bound by one schema."""
 
     bound: Expression | None
-    """The bound conjunct; None if the schema cannot bind it."""
+    """The bound conjunct, or None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
     """The column, transform and type family of each predicate.
 
@@ -333,7 +333,7 @@ def _is_exact(projected: ProjectedExpression) -> bool:
 
 
 def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot | None:
-    """Return the snapshot to read; None for a table without snapshots.
+    """Return the snapshot to read, or None for a table without snapshots.
 
     Raises:
         BadRequest: The snapshot id is unknown.
@@ -396,14 +396,14 @@ def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
     """Yield the snapshot and its ancestors, newest first, as long as the metadata has them."""
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
-        if current.snapshot_id in seen:
+        if current.snapshot_id in visited_ids:
             raise BadRequest(
                 f"Snapshot {current.snapshot_id} is its own ancestor; the table's snapshot history has a cycle"
             )
-        seen.add(current.snapshot_id)
+        visited_ids.add(current.snapshot_id)
         yield current
         parent = current.parent_snapshot_id
         current = None if parent is None else metadata.snapshot(parent)

@@ -55,8 +55,8 @@ class BoundColumn:
 
         Args:
             form: The form of the values.
-            packed: object[blocks], the packed columns; None for a block without values in this form.
-            of_base: The same column of the view's base, in all forms; None if the base has not read it.
+            packed: object[blocks], the packed columns, or None for a block without values in this form.
+            of_base: The same column of the view's base, in all forms, or None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
@@ -280,7 +280,7 @@ class TableView:
 
     @property
     def base(self) -> TableView | None:
-        """The view from which this view was made; None if it is no longer in memory."""
+        """The view from which this view was made, or None if it is no longer in memory."""
         return None if self._base is None else self._base()
 
     @property
@@ -305,12 +305,12 @@ class TableView:
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the view's block of each manifest; None for a manifest whose object is not in the view."""
+        """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
         here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
-        listed: list[Block | None] = blocks.tolist()
-        return listed
+        entry_blocks: list[Block | None] = blocks.tolist()
+        return entry_blocks
 
     def locate(self, entry_id: int) -> tuple[Block, int]:
         """Return (block, row in the block) of an entry id."""
@@ -365,10 +365,10 @@ class TableView:
         return column
 
     def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column; None if most blocks would have to be read for them."""
+        """Return the statistics of a column, or None if most blocks would have to be read for them."""
         base = self.base
-        near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
-        if near and base is not None and base.find_computed_stats(column_id, kind) is not None:
+        has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
+        if has_few_new_blocks and base is not None and base.find_computed_stats(column_id, kind) is not None:
             return self.stats(column_id, kind)
         return self.find_computed_stats(column_id, kind)
 

@@ -53,7 +53,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     arguments: dict[str, Any] = {}
     """Additional arguments of a job that a user starts."""
     storage: dict[str, str] = {}
-    """S3 keys for tables whose keys the catalog does not send. They have the form of properties of a FileIO.
+    """S3 keys for tables whose keys the catalog does not send. The keys have the form of properties of a FileIO.
 
     The process does not send them to other machines.
     """
@@ -76,7 +76,7 @@ class JobAnswer(msgspec.Struct, frozen=True):
 class JobLogin:
     """The login of jobs to the server and the storage.
 
-    `issue` makes a token for a namespace. It is None if the server requires no token. If `keys` is None, jobs use
+    `issue` makes a token for a namespace. `issue` is None if the server requires no token. If `keys` is None, jobs use
     the keys that the catalog sends, or their own keys.
 
     Attributes:
@@ -129,7 +129,7 @@ def launcher_of(properties: Mapping[str, str]) -> str:
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
-    """Return why the property is ignored; None if it is not ignored.
+    """Return why the property is ignored, or None if it is not ignored.
 
     If it is ignored, jobs run as with the value `auto`.
     """

@@ -51,7 +51,7 @@ _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark
 
 
 def submit_program() -> str | None:
-    """Return the path of spark-submit from SPARK_HOME, PySpark or the PATH; None if spark-submit is not installed."""
+    """Return the path of spark-submit from SPARK_HOME, PySpark or the PATH, or None if it is not installed."""
     homes = [os.environ.get("SPARK_HOME", "")]
     if (spec := importlib.util.find_spec("pyspark")) is not None and spec.origin:
         homes.append(str(Path(spec.origin).parent))

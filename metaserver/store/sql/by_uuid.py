@@ -1,6 +1,6 @@
 """Rows that belong to a table by its UUID, under any name.
 
-When such rows are added, the table must have a live name. They are removed with the last name, live or dropped.
+When such rows are added, the table must have a live name. The rows are removed with the last name, live or dropped.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def hold_table(uuid: str) -> Steps[None]:
     raise NoSuchTable(f"No table has the uuid {uuid}")
 
 
-def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Delete the stored rows of the table that the entry `gone` named, unless another name refers to the table.
+def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Steps[None]:
+    """Delete the stored rows of the table that `dropped_entry` named, unless another name refers to the table.
 
     The locations of the table stay claimed. If the table is purged, they are claimed until `ReleaseLocations` runs
     after the deletion of its files. Otherwise they are claimed while the table has files (`retain`).
     """
-    uuid = gone.entry.uuid
+    uuid = dropped_entry.entry.uuid
     if not purged:
-        yield from retain(gone)
+        yield from retain(dropped_entry)
     for table in _KEPT:
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
     for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):
         yield StoreStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
 
 
-def retain(gone: DroppedEntry) -> Steps[None]:
+def retain(dropped_entry: DroppedEntry) -> Steps[None]:
     """Keep the claims of an entry without a name for the namespace of its last name.
 
     A claim ends only when no files are left. Otherwise, a table of another namespace could get the location, and with
     it the remaining files.
     """
-    uuid = gone.entry.uuid
+    uuid = dropped_entry.entry.uuid
     # A transaction that registers the entry again waits for this transaction.
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
@@ -59,5 +59,5 @@ def retain(gone: DroppedEntry) -> Steps[None]:
     yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (uuid,))
     yield StoreStatement(
         f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({placeholders(15)})",  # noqa: S608
-        (*from_dropped(gone, gone.entry), 0),
+        (*from_dropped(dropped_entry, dropped_entry.entry), 0),
     )

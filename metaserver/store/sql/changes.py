@@ -32,7 +32,7 @@ class CommitCounter:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """Return a number that changes when any connection has committed; None if SQLite cannot be asked."""
+        """Return a number that changes when any connection has committed, or None if SQLite cannot be asked."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
@@ -44,7 +44,7 @@ class CommitCounter:
 
 
 def watch(url: str) -> CommitCounter | None:
-    """Return a counter for the database of `open_store(url)`; None for PostgreSQL, which has no such number."""
+    """Return a counter for the database of `open_store(url)`, or None for PostgreSQL, which has no such number."""
     if not url.lower().startswith("sqlite:"):
         return None
     return CommitCounter(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

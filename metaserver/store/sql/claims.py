@@ -1,9 +1,9 @@
 """Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim is added together with the entry's name. It is removed when the last name, live or dropped, has gone and no
-file is left: an entry without a name that still has files is retained. Claims of different UUIDs do not overlap
-(are not equal, and neither contains the other), except folders that were claimed as shared. Two transactions that
-see only their own insert could break this rule, so a transaction that adds claims takes a row lock.
+A claim is added together with the entry's name. The claim is removed when the last name, live or dropped, has gone and
+no file is left: an entry without a name that still has files is retained. Claims of different UUIDs do not overlap
+(are not equal, and neither contains the other), except folders that were claimed as shared. Two transactions that see
+only their own insert could break this rule, so a transaction that adds claims takes a row lock.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
         "AND definition = $4 AND state = 'live' RETURNING location",
         (pack_json(op.remove), op.now_ms, op.uuid, op.definition),
     )
-    if gone := sorted(set(op.remove) - {row[0] for row in removed}):
-        raise CommitConflict(f"The index file {gone[0]} is no longer live: another request replaced it first")
+    if missing_files := sorted(set(op.remove) - {row[0] for row in removed}):
+        raise CommitConflict(f"The index file {missing_files[0]} is no longer live: another request replaced it first")
     for values, params in batches([INDEX_FILE.encode(file) for file in op.add]):
         yield StoreStatement(
             f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608

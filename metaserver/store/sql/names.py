@@ -211,8 +211,10 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_room(op.namespace)
     if op.keep is None:
-        gone = DroppedEntry(make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who="")
-        yield from forget_unnamed(gone)
+        dropped_entry = DroppedEntry(
+            make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=""
+        )
+        yield from forget_unnamed(dropped_entry)
         return
     rows = yield StoreStatement(
         f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
@@ -264,11 +266,13 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
             break
     else:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
-    gone = to_dropped(rows[0])
+    dropped_entry = to_dropped(rows[0])
     if op.unshared:
         # One statement reads both: an entry that is restored between two statements would be in neither result.
         name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
-        live = yield StoreStatement(f"{name_selects} LIMIT 1", (gone.entry.uuid,))
-        if live:
-            raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
-    yield from forget_unnamed(gone, purged=op.unshared)
+        live_names = yield StoreStatement(f"{name_selects} LIMIT 1", (dropped_entry.entry.uuid,))
+        if live_names:
+            raise CommitConflict(
+                f"{show(unpack(live_names[0][0]), live_names[0][1])} has the same uuid, so its files are in use"
+            )
+    yield from forget_unnamed(dropped_entry, purged=op.unshared)

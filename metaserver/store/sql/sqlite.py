@@ -258,7 +258,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether the file system of `folder` has no room for a log; False if this is unknown."""
+    """Return whether the file system of `folder` has no room for a log, or False if this is unknown."""
     try:
         return shutil.disk_usage(folder).free < _ROOM_BYTES
     except OSError:

@@ -78,7 +78,7 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 
 def boolean_query(query: Mapping[str, str], name: str) -> bool:
-    """Return the value of a boolean parameter; False if it is absent.
+    """Return the value of a boolean parameter, or False if it is absent.
 
     PyIceberg sends True, and Iceberg Java sends true, so case is ignored.
     """
@@ -90,7 +90,7 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 
 async def key_of(request: web.Request) -> IdempotencyKey | None:
-    """Return the idempotency key with the scope and the digest of the request; None if the request has no such header.
+    """Return the idempotency key with the scope and the digest of the request, or None without such a header.
 
     Raises:
         BadRequest: The key is invalid.

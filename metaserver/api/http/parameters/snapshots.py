@@ -36,7 +36,7 @@ def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
-    """Return the id of the requested snapshot; None for the current snapshot of a table without snapshots.
+    """Return the id of the requested snapshot, or None for the current snapshot of a table without snapshots.
 
     Raises:
         BadRequest: The table does not have the requested snapshot.
@@ -81,7 +81,7 @@ def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
 
 
 def parse_whole_number(text: str | None, name: str) -> int | None:
-    """Return the number; None if the text is None.
+    """Return the number, or None if the text is None.
 
     Raises:
         BadRequest: The text is not a whole number.
