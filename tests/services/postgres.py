@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.services.memory import folder_in_memory
 from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port
 
 CONFIG = DEPLOY / "postgres" / "postgresql.conf"
 USER = "seamark"
 PASSWORD = "seamark"
-MEMORY_MIN_BYTES = 2 << 30
-"""The least free space of a file system in memory that holds clusters; each takes about 100 MB."""
 
 
 def _binary(name: str) -> str:
@@ -92,17 +91,10 @@ class Postgres:
         self.sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
 
 
-def _folder_in_memory() -> Path | None:
-    """Return a file system in memory, where no commit waits for a disk, or None if the machine has no large one."""
-    shared = Path("/dev/shm")
-    is_large = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > MEMORY_MIN_BYTES
-    return shared if is_large else None
-
-
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
     """Start a new cluster, which is ended and removed on exit."""
-    root = Path(tempfile.mkdtemp(prefix="seamark-pg-", dir=_folder_in_memory()))
+    root = Path(tempfile.mkdtemp(prefix="seamark-pg-", dir=folder_in_memory()))
     try:
         data, config, password = root / "data", root / "postgresql.conf", root / "password"
         shutil.copyfile(CONFIG, config)  # A copy, because the server's user may not have access to the checkout

@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 
 from seamark.formats.index.keys.hashing import file_ids
-from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.indexes import coverage
 from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids_of
-from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import ContentFile
 from tests.planner.lakes.tables import Table
@@ -30,9 +27,7 @@ from tests.seeds import examples
 
 @pytest.fixture
 async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
-    settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
-    clock = SystemClock()
-    async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
+    async with a_planner(tmp_path) as planner:
         yield planner
 
 
