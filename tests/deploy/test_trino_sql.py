@@ -121,8 +121,9 @@ def check_worth(told: Counter[str]) -> None:
 
 
 def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake, proxy: TrinoProxy) -> None:
-    told = check(filled, proxy, first_seed(), examples(20, 8))
-    assert min(told["translated"], told["rewritten"]) > 1, told
+    count = examples(20, 8)
+    told = check(filled, proxy, first_seed(), count)
+    assert min(told["translated"], told["rewritten"]) > count / 5, told
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import random
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -118,10 +118,6 @@ async def worker(
     tiers.blocks.memory.check_invariants()
 
 
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(work())
-
-
 def new_name(rng: random.Random, extension: str = "parquet") -> str:
     return f"{PREFIX}00000-0-{uuid.UUID(bytes=rng.randbytes(16), version=4)}.{extension}"
 
@@ -152,193 +148,166 @@ def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind
     assert kind_of(key) == kind
 
 
-def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng, clock = random.Random(1), SimulatedClock(1)
-        store, path = FakeStore(rng), new_name(rng)
-        data = rng.randbytes(5 * BLOCK + 100)
-        store.put(location(path), data)
-        async with worker(store, tmp_path, clock) as one:
-            assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
-            assert len(store.requests) == 1
-            assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
-            assert await one.get(path, Range="bytes=-10") == data[-10:]
-            assert len(store.requests) == 2
-            assert await one.get(path) == data
-            assert await one.get(path, Range="bytes=1-1") == data[1:2]
-            status, body, headers = await one.send("HEAD", path)
-            assert (status, body, headers["Content-Length"], headers["x-amz-meta-kept"]) == (
-                200,
-                b"",
-                str(len(data)),
-                "yes",
-            )
-            count = len(store.requests)
-            assert one.served()["memory"] >= BLOCK
-        async with worker(store, tmp_path, clock) as two:
-            assert await two.get(path) == data
-            assert two.served() == {"disk": len(data)}
-        assert len(store.requests) == count
-        async with worker(store, tmp_path / "other", clock) as three:
-            assert await three.get(path) == data
-            assert three.served().keys() <= {"fetch", "memory"}
-
-    run(work)
-
-
-def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng = random.Random(1)
-        store, path = FakeStore(rng), new_name(rng)
-        data = rng.randbytes(3 * BLOCK)
-        store.put(location(path), data)
-        async with worker(store, tmp_path, SimulatedClock(1)) as one:
-            answers = await asyncio.gather(*(one.get(path) for _ in range(30)))
-        assert all(answer == data for answer in answers)
+async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
+    rng, clock = random.Random(1), SimulatedClock(1)
+    store, path = FakeStore(rng), new_name(rng)
+    data = rng.randbytes(5 * BLOCK + 100)
+    store.put(location(path), data)
+    async with worker(store, tmp_path, clock) as one:
+        assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
         assert len(store.requests) == 1
+        assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+        assert await one.get(path, Range="bytes=-10") == data[-10:]
+        assert len(store.requests) == 2
+        assert await one.get(path) == data
+        assert await one.get(path, Range="bytes=1-1") == data[1:2]
+        status, body, headers = await one.send("HEAD", path)
+        assert (status, body, headers["Content-Length"], headers["x-amz-meta-kept"]) == (
+            200,
+            b"",
+            str(len(data)),
+            "yes",
+        )
+        count = len(store.requests)
+        assert one.served()["memory"] >= BLOCK
+    async with worker(store, tmp_path, clock) as two:
+        assert await two.get(path) == data
+        assert two.served() == {"disk": len(data)}
+    assert len(store.requests) == count
+    async with worker(store, tmp_path / "other", clock) as three:
+        assert await three.get(path) == data
+        assert three.served().keys() <= {"fetch", "memory"}
 
-    run(work)
+
+async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store, path = FakeStore(rng), new_name(rng)
+    data = rng.randbytes(3 * BLOCK)
+    store.put(location(path), data)
+    async with worker(store, tmp_path, SimulatedClock(1)) as one:
+        answers = await asyncio.gather(*(one.get(path) for _ in range(30)))
+    assert all(answer == data for answer in answers)
+    assert len(store.requests) == 1
 
 
-def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng = random.Random(1)
-        store, path = FakeStore(rng), new_name(rng)
-        data = rng.randbytes(40 * BLOCK)
-        store.put(location(path), data)
-        changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
-        async with worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as one:
-            for start in range(0, len(data), BLOCK):
-                assert await one.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
-        assert len(store.requests) < 20, store.requests
-
-    run(work)
+async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store, path = FakeStore(rng), new_name(rng)
+    data = rng.randbytes(40 * BLOCK)
+    store.put(location(path), data)
+    changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
+    async with worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as one:
+        for start in range(0, len(data), BLOCK):
+            assert await one.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
+    assert len(store.requests) < 20, store.requests
 
 
-def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng = random.Random(1)
-        store = FakeStore(rng)
-        path = new_name(rng, "avro").replace("/data/", "/metadata/")
-        data = rng.randbytes(3 * BLOCK)
-        store.put(location(path), data)
-        scanned = [new_name(rng) for _ in range(60)]
+async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store = FakeStore(rng)
+    path = new_name(rng, "avro").replace("/data/", "/metadata/")
+    data = rng.randbytes(3 * BLOCK)
+    store.put(location(path), data)
+    scanned = [new_name(rng) for _ in range(60)]
+    for other in scanned:
+        store.put(location(other), rng.randbytes(2 * BLOCK))
+    async with worker(store, tmp_path, SimulatedClock(1)) as one:
+        assert await one.get(path, Range="bytes=0-9") == data[:10]
+        assert await one.get(path) == data
         for other in scanned:
-            store.put(location(other), rng.randbytes(2 * BLOCK))
-        async with worker(store, tmp_path, SimulatedClock(1)) as one:
-            assert await one.get(path, Range="bytes=0-9") == data[:10]
-            assert await one.get(path) == data
-            for other in scanned:
-                await one.get(other)
-            count = len(store.requests)
-            assert await one.get(path) == data
-            assert len(store.requests) == count
-            assert one.served()["memory"] >= len(data)
-
-    run(work)
+            await one.get(other)
+        count = len(store.requests)
+        assert await one.get(path) == data
+        assert len(store.requests) == count
+        assert one.served()["memory"] >= len(data)
 
 
-def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng = random.Random(1)
-        store, path = FakeStore(rng), new_name(rng)
-        data = rng.randbytes(12 * BLOCK)
-        store.put(location(path), data)
-        changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
-        async with worker(store, tmp_path, SimulatedClock(1), **changes) as one:
-            assert await one.get(path) == data
-            assert await one.get(path, Range="bytes=5-9") == data[5:10]
-            assert one.served() == {"direct": len(data) + 5}
-
-    run(work)
+async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store, path = FakeStore(rng), new_name(rng)
+    data = rng.randbytes(12 * BLOCK)
+    store.put(location(path), data)
+    changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
+    async with worker(store, tmp_path, SimulatedClock(1), **changes) as one:
+        assert await one.get(path) == data
+        assert await one.get(path, Range="bytes=5-9") == data[5:10]
+        assert one.served() == {"direct": len(data) + 5}
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
-def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_all_it_can(
+async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_all_it_can(
     tmp_path: Path, disk_bytes: int
 ) -> None:
     """A principal has shares of data, pinned data, metadata files and records of objects, and evicts only its own."""
 
-    async def work() -> None:
-        rng = random.Random(first_seed())
-        store = FakeStore(rng)
-        hot, pinned, metadata = new_name(rng), new_name(rng), new_name(rng, "avro")
-        for name in (hot, pinned, metadata):
-            store.put(location(name), rng.randbytes(BLOCK))
-        loud = [new_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+    rng = random.Random(first_seed())
+    store = FakeStore(rng)
+    hot, pinned, metadata = new_name(rng), new_name(rng), new_name(rng, "avro")
+    for name in (hot, pinned, metadata):
+        store.put(location(name), rng.randbytes(BLOCK))
+    loud = [new_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+    for number, name in enumerate(loud):
+        store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
+    shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
+    async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as one:
+        for _ in range(4):
+            await one.get(hot)
+            await one.get(pinned, test_pinned="yes")
+            await one.get(metadata)
         for number, name in enumerate(loud):
-            store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
-        shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
-        async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as one:
-            for _ in range(4):
-                await one.get(hot)
-                await one.get(pinned, test_pinned="yes")
-                await one.get(metadata)
-            for number, name in enumerate(loud):
-                more = {"test_pinned": "yes"} if number % 2 else {}
-                await one.get(name, test_who="loud", **more)
-            store.requests.clear()
-            served = one.served()
-            for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-                assert await one.get(name, **more) == store.objects[location(name)].data
-            assert store.requests == []
-            assert one.served()["memory"] == served["memory"] + 3 * BLOCK
-
-    run(work)
+            more = {"test_pinned": "yes"} if number % 2 else {}
+            await one.get(name, test_who="loud", **more)
+        store.requests.clear()
+        served = one.served()
+        for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+            assert await one.get(name, **more) == store.objects[location(name)].data
+        assert store.requests == []
+        assert one.served()["memory"] == served["memory"] + 3 * BLOCK
 
 
-def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng, clock = random.Random(1), SimulatedClock(1)
-        store, path = FakeStore(rng), new_name(rng)
-        data = rng.randbytes(2 * BLOCK)
-        store.put(location(path), data)
-        async with worker(store, tmp_path, clock) as one:
-            await one.get(path)
-            store.away = True
+async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
+    rng, clock = random.Random(1), SimulatedClock(1)
+    store, path = FakeStore(rng), new_name(rng)
+    data = rng.randbytes(2 * BLOCK)
+    store.put(location(path), data)
+    async with worker(store, tmp_path, clock) as one:
+        await one.get(path)
+        store.away = True
+        assert await one.get(path) == data
+        clock.advance(10_000_000)
+        assert await one.get(path) == data, "the age of a record is no reason to refuse what is immutable"
+        status, _, _ = await one.send("GET", new_name(rng))
+        assert status == 503
+
+
+async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
+    rng, clock = random.Random(1), SimulatedClock(1)
+    store, path = FakeStore(rng), new_name(rng)
+    store.put(location(path), b"old" * BLOCK)
+    async with worker(store, tmp_path, clock) as one:
+        assert await one.get(path) == b"old" * BLOCK
+        store.put(location(path), b"new" * BLOCK)
+        clock.advance(301_000)
+        assert await one.get(path) == b"new" * BLOCK
+        del store.objects[location(path)]
+        clock.advance(301_000)
+        status, _, _ = await one.send("GET", path)
+        assert status == 404
+
+
+async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
+    rng, clock = random.Random(1), SimulatedClock(1)
+    store, path = FakeStore(rng), new_name(rng)
+    async with worker(store, tmp_path, clock) as one, worker(store, tmp_path, clock) as two:
+        for turn in range(6):
+            data = rng.randbytes(2 * BLOCK + turn)
+            writer = (one, two)[turn % 2]
+            await writer.send("PUT", path, data)
             assert await one.get(path) == data
-            clock.advance(10_000_000)
-            assert await one.get(path) == data, "the age of a record is no reason to refuse what is immutable"
-            status, _, _ = await one.send("GET", new_name(rng))
-            assert status == 503
-
-    run(work)
-
-
-def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng, clock = random.Random(1), SimulatedClock(1)
-        store, path = FakeStore(rng), new_name(rng)
-        store.put(location(path), b"old" * BLOCK)
-        async with worker(store, tmp_path, clock) as one:
-            assert await one.get(path) == b"old" * BLOCK
-            store.put(location(path), b"new" * BLOCK)
-            clock.advance(301_000)
-            assert await one.get(path) == b"new" * BLOCK
-            del store.objects[location(path)]
-            clock.advance(301_000)
-            status, _, _ = await one.send("GET", path)
-            assert status == 404
-
-    run(work)
-
-
-def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng, clock = random.Random(1), SimulatedClock(1)
-        store, path = FakeStore(rng), new_name(rng)
-        async with worker(store, tmp_path, clock) as one, worker(store, tmp_path, clock) as two:
-            for turn in range(6):
-                data = rng.randbytes(2 * BLOCK + turn)
-                writer = (one, two)[turn % 2]
-                await writer.send("PUT", path, data)
-                assert await one.get(path) == data
-                assert await two.get(path) == data
-            await one.send("DELETE", path)
-            assert (await two.send("GET", path))[0] == 404
-            assert (await two.send("HEAD", path))[0] == 404
-
-    run(work)
+            assert await two.get(path) == data
+        await one.send("DELETE", path)
+        assert (await two.send("GET", path))[0] == 404
+        assert (await two.send("HEAD", path))[0] == 404
 
 
 def _damage(folder: Path, rng: random.Random) -> None:
@@ -355,23 +324,20 @@ def _damage(folder: Path, rng: random.Random) -> None:
                 opened.truncate(rng.randrange(200))
 
 
-def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
-    async def work() -> None:
-        rng, clock = random.Random(first_seed()), SimulatedClock(1)
-        store = FakeStore(rng)
-        objects = {new_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
-        for path, data in objects.items():
-            store.put(location(path), data)
-        for _ in range(4):
-            async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as one:
-                for path, data in objects.items():
-                    assert await one.get(path) == data
-                _damage(tmp_path, rng)
-                for path, data in objects.items():
-                    assert await one.get(path) == data
+async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
+    rng, clock = random.Random(first_seed()), SimulatedClock(1)
+    store = FakeStore(rng)
+    objects = {new_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
+    for path, data in objects.items():
+        store.put(location(path), data)
+    for _ in range(4):
+        async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as one:
+            for path, data in objects.items():
+                assert await one.get(path) == data
             _damage(tmp_path, rng)
-
-    run(work)
+            for path, data in objects.items():
+                assert await one.get(path) == data
+        _damage(tmp_path, rng)
 
 
 class _Model:
@@ -492,11 +458,11 @@ def _agrees(
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
-    run(lambda: _campaign(first_seed() + number, tmp_path, 60))
+async def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
+    await _campaign(first_seed() + number, tmp_path, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
-def test_every_answer_agrees_with_the_store_in_long_runs(tmp_path: Path, number: int) -> None:
-    run(lambda: _campaign(first_seed() + 100 + number, tmp_path, 300))
+async def test_every_answer_agrees_with_the_store_in_long_runs(tmp_path: Path, number: int) -> None:
+    await _campaign(first_seed() + 100 + number, tmp_path, 300)

@@ -7,6 +7,7 @@ context managers beside this file.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ import structlog
 from seamark.metaserver.api.http.observability import logs
 from tests.services import fork_server
 from tests.services.java import java_fixture
+from tests.services.memory import folder_in_memory
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server
 from tests.services.seamark import Seamark
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.services.kafka import Kafka
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the folders of `tmp_path` into memory unless `--basetemp` or PYTEST_DEBUG_TEMPROOT names another place."""
+    folder = folder_in_memory()
+    if folder and not config.getoption("basetemp") and not hasattr(config, "workerinput"):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
 
 def pytest_collection_finish() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from seamark.metaserver.store.sql import dispatch as operations
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.postgres import open_postgres
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES
-from tests.services.postgres import postgres_server
+from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import port_answers
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, ids, make_entry, make_instant, make_swap, outcome
@@ -32,10 +32,23 @@ CLOCK = SimulatedClock(seed=1)
 _translate = POSTGRES.translator()
 
 
+SINGLE_ROWS = ("schema_version", "timeline_epoch", "claim_turns")
+"""Tables whose row the creation of the schema inserts."""
+
+
+@pytest.fixture(scope="module")
+def contract_database(postgres: Postgres) -> Iterator[str]:
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
 class TestPostgres(PointerStoreContract):
     @pytest.fixture
-    def url(self, postgres_url: str) -> str:
-        return postgres_url
+    def url(self, postgres: Postgres, contract_database: str) -> Iterator[str]:
+        """Yield a database whose tables are empty, because each creation of the schema takes 0.1 s."""
+        yield contract_database
+        postgres.delete_rows(contract_database, SINGLE_ROWS)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[int]:
     """Return positions of cases that together have each combination of `size` values.
 
     Args:
-        cases: The position of each value in its parameter's list, by parameter, for each case.
+        cases: A number of each value, by parameter, for each case.
         size: The number of parameters in a combination.
     """
     missing = [set(combinations(sorted(case.items()), size)) for case in cases]
@@ -45,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 if item.get_closest_marker(marker):
                     grids.setdefault((item.nodeid.partition("[")[0], size), []).append(item)
     for (_, size), grid in grids.items():
-        chosen = covering_cases([item.callspec.indices for item in grid], size)
+        # The cases of a test share the objects that are its values. Some have no hash.
+        values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
+        chosen = covering_cases(values, size)
         for place, item in enumerate(grid):
             if place not in chosen:
                 item.add_marker(pytest.mark.slow)

@@ -120,3 +120,11 @@ def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of
     assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
     assert len(pairs) < len(cases)
     assert grids.covering_cases([], 1) == set()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("second", ["a", "b", "c"])
+def test_other_cases_of_a_grid_are_slow(first: int, second: str, request: pytest.FixtureRequest) -> None:
+    grid = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid.partition("[")[0])]
+    assert sum(item.get_closest_marker("slow") is None for item in grid) <= 3

@@ -216,7 +216,7 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     found: list[Any] = []
     assert _peak(lambda: found.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
     assert bits.count(found[0]) == rows
-    some = np.unique(np.random.default_rng(5).integers(0, rows, 2 << 20))
+    some = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     kept = pyroaring.BitMap(some.astype(np.uint32))
     given = bits.decode(Piece(Coding.ROARING, kept.serialize()), rows)
     assert not isinstance(given, bool)
