@@ -129,10 +129,10 @@ def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
 
 def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
     """Return the distinct keys of all sections, or None if there are too many keys."""
-    union = _rank_parts([], form)[0]
+    union = rank_parts([], form)[0]
     for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
-        union = _rank_parts([union, *parts], form)[0]
+        union = rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
             return None  # Each key takes at least a byte.
     return union
@@ -140,10 +140,10 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
 
 def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
     """Return the distinct keys of all parts."""
-    return _rank_parts(parts, form)[0]
+    return rank_parts(parts, form)[0]
 
 
-def _rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
+def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     """Return the distinct keys of all parts, and the rank of each input key, in input order."""
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
@@ -176,7 +176,7 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
     for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
-        ranks = _rank_parts([distinct, *parts], form)[1][keys:]
+        ranks = rank_parts([distinct, *parts], form)[1][keys:]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)

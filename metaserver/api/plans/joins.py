@@ -37,7 +37,7 @@ from seamark.metaserver.planner.joins.like_predicates import (
     LikePredicate,
 )
 from seamark.metaserver.planner.joins.periods import has_periods
-from seamark.metaserver.planner.joins.ranges import has_order
+from seamark.metaserver.planner.joins.ranges import has_order, has_ranges
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -229,12 +229,14 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], sho
     if not is_ordered and (spec.operator is not None or spec.end is not None):
         raise BadRequest(f"The join with {shown} has operator or end; give the transform min, max or range, too")
     if is_ordered:
-        one_column = len(spec.on) == 1 and all(has_order(pair.kind, pair.other_kind) for pair in pairs)
+        is_limited = has_ranges if transform == RANGE else has_order
+        one_column = len(spec.on) == 1 and all(is_limited(pair.kind, pair.other_kind) for pair in pairs)
         if not one_column:
+            more = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
                 f"The join with {shown}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one pair "
                 "of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of date "
-                "and timestamp"
+                f"and timestamp{more}"
             )
         operator = spec.operator or "="
         if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):

@@ -22,7 +22,18 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.kernels import _ordered
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import Bytes, Codes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
+from seamark.formats.index.keys.keys import (
+    CODE_MAX,
+    Bytes,
+    Codes,
+    KeyRanges,
+    Keys,
+    Mask,
+    has_codes,
+    has_keys,
+    key_of,
+    mask_of,
+)
 from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_keys
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, open_dictionary, pack
 from seamark.formats.index.kinds.postings import union_of
@@ -167,13 +178,25 @@ class FileColumn:
 
     @property
     def codes(self) -> tuple[Codes, Mask]:
-        """The code of each row's key, and bool[rows]: the rows that have one. Only of types whose keys are codes."""
-        present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
-        distinct = distinct_of(self._opened)
+        """The code of each row's key, and bool[rows]: the rows that have one. Only of types whose keys are codes.
+
+        NaN has the greatest code.
+        """
+        distinct, ranks, present = self.ranked
         assert distinct.codes is not None
+        codes = distinct.codes[ranks] if self._count else np.zeros(self.rows, dtype=np.uint64)
+        if self._nans is None:
+            return codes, present
+        return np.where(self._nans, np.uint64(CODE_MAX), codes), present | self._nans
+
+    @property
+    def ranked(self) -> tuple[Distinct, Ranks, Mask]:
+        """The distinct keys, the rank of each row's key, and bool[rows]: the rows that have a key."""
         if not self._count:
-            return np.zeros(self.rows, dtype=np.uint64), np.zeros(self.rows, dtype=np.bool_)
-        return distinct.codes[self._ranks], present
+            present = np.zeros(self.rows, dtype=np.bool_)
+        else:
+            present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
+        return distinct_of(self._opened), self._ranks, present
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:

@@ -24,7 +24,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import Mask
+from seamark.formats.index.keys.keys import Mask, has_codes
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
@@ -39,7 +39,13 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     iterate_filtered_columns,
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
-from seamark.metaserver.planner.joins.ranges import merge_spans, spans_of_rows, to_key_sets
+from seamark.metaserver.planner.joins.ranges import (
+    RankedColumn,
+    merge_spans,
+    ranked_spans,
+    spans_of_rows,
+    to_key_sets,
+)
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
@@ -350,16 +356,32 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
 def _spans_of(request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the spans that the rows mean for the compared column."""
     kind = request.columns[0][1]
+    try:
+        return (_code_spans_of if has_codes(kind) else _ranked_spans_of)(request, read, rows, kind)
+    except ValueError as error:
+        raise DimensionSkipped(str(error)) from None
+
+
+def _code_spans_of(
+    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
+) -> tuple[KeySet, KeySet]:
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for columns, mask in zip(read, rows, strict=True):
         compared = []
         for ref, _ in request.columns:
             codes, present = columns[ref].codes
             compared.append((codes, present if mask is None else present & mask, ref.kind))
-        try:
-            of_file = spans_of_rows(compared, request.operators, kind)
-        except ValueError as error:
-            raise DimensionSkipped(str(error)) from None
+        of_file = spans_of_rows(compared, request.operators, kind)
         starts.append(of_file[0])
         ends.append(of_file[1])
     return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
+
+
+def _ranked_spans_of(
+    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
+) -> tuple[KeySet, KeySet]:
+    files = []
+    for columns, mask in zip(read, rows, strict=True):
+        ranked = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]
+        files.append([each if mask is None else each._replace(present=each.present & mask) for each in ranked])
+    return ranked_spans(files, request.operators, kind)

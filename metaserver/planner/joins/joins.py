@@ -206,7 +206,7 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         operators = join.operators if is_range else ()
         keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
         if is_range:
-            condition = make_range_condition(LimitedColumn(*pairs[0][:3]), *keys)
+            condition = _range_condition(pairs[0], *keys)
         elif not is_compared:
             condition = _period_condition(pairs[0], join.transform, keys[0])
         else:
@@ -257,6 +257,18 @@ def _is_counted(predicate: Bound) -> bool:
     Clients differ about NaN, and some file formats do not count a field of a null struct as null.
     """
     return base_name(predicate.kind) not in FLOATS and "." not in predicate.name
+
+
+def _range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
+    """Return the condition that a column is in one of the spans.
+
+    Raises:
+        DimensionSkipped: No condition follows from the spans.
+    """
+    try:
+        return make_range_condition(LimitedColumn(*pair[:3]), starts, ends)
+    except ValueError as error:
+        raise DimensionSkipped(str(error)) from None
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:

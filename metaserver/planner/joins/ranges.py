@@ -1,23 +1,37 @@
 """Conditions on a column that is less or greater than values of another table, or between two of them.
 
 `ts BETWEEN d.start AND d.end` requires that `ts` is in one of the ranges of the rows of `d`. Ranges that overlap or
-touch are merged, and many ranges become fewer, wider ranges. Only types whose values are integers in the order of the
-values are compared. Pure.
+touch are merged, and many ranges become fewer, wider ranges.
+
+The limits of a range are 64-bit integers in the order of the values:
+
+- integers, dates, times and decimals of up to 18 digits: the values themselves;
+- floats: the positions of their codes (`keys.py`). The greatest integer is NaN, which Spark and DuckDB order above all
+  numbers. For Trino, no comparison with NaN is true, so it never needs more rows;
+- texts and longer decimals: twice the rank of the value among all values of the other table. An odd number is a place
+  between two values.
+
+Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of, any_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.values import INT_MAX, INT_MIN
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, Value, decimal_scale
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import SIGN, Codes, Mask
-from seamark.formats.index.keys.ranks import Distinct
+from seamark.formats.index.keys.keys import CODE_MAX, SIGN, WIDE_DECIMAL, Codes, Mask, has_codes, key_of
+from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct, Ranks
+from seamark.formats.index.kinds.dictionary import BYTES
+from seamark.formats.index.kinds.postings import rank_parts
 from seamark.formats.index.packing import Form, Longs, value_of
 
 RANGES_MAX = 200
@@ -29,6 +43,14 @@ _DAY_MICROS = 86_400_000_000
 _FIRST_DAY, _END_DAY = -719_162, 2_932_897
 """The years 1 to 9999. Engines represent infinity by values beyond these."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_NAN = _LONG_MAX
+_NEGATIVE_ZERO, _ZERO = -1, 0
+"""The positions of the two zeros, which all engines compare as equal."""
+_LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL
+"""In place of the limits of a range of texts or long decimals without a start or an end."""
+_DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
+Distance: TypeAlias = Callable[[Longs, Longs], Codes]
+"""Returns how far the starts of spans are from the ends of the spans before them."""
 
 
 class LimitedColumn(NamedTuple):
@@ -40,8 +62,16 @@ class LimitedColumn(NamedTuple):
 
 
 def has_order(kind: str, other: str) -> bool:
-    """Return whether a column of type `kind` may be limited by values of type `other`."""
+    """Return whether a column of type `kind` may be limited by extremes of values of type `other`."""
     return kind in _INTEGERS and other in _INTEGERS and (kind == other or {kind, other} in _COMPARABLE)
+
+
+def has_ranges(kind: str, other: str) -> bool:
+    """Return whether a column of type `kind` may be limited by ranges of values of type `other`."""
+    names = {base_name(kind), base_name(other)}
+    if names == {"decimal"}:
+        return decimal_scale(kind) == decimal_scale(other) and has_codes(kind) == has_codes(other)
+    return has_order(kind, other) or names <= FLOATS or names == {"string"}
 
 
 def limits_of_kind(kind: str) -> tuple[int, int]:
@@ -53,7 +83,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     """Return the limits, inclusive, that comparisons with values of the other table mean for a column.
 
     Args:
-        values: The values.
+        values: The values; of floats, the positions of their codes.
         op: An operator other than `=`: `column op value`.
         kind: The type of the column.
         other: The type of the values.
@@ -66,8 +96,11 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         ValueError: If a value has no exact counterpart of type `kind`.
     """
     is_strict, is_lower = op in ("<", ">"), op in (">", ">=")
-    if kind == other or {kind, other} == {"int", "long"}:
+    if {kind, other} != {"date", "timestamp"}:
         limits = values
+        if kind in FLOATS and not is_strict:
+            zeros = (_ZERO, _NEGATIVE_ZERO) if is_lower else (_NEGATIVE_ZERO, _ZERO)
+            limits = np.where(values == zeros[0], zeros[1], values)
     else:
         unit = 1 if other == "date" else _DAY_MICROS
         if len(values) and not (_FIRST_DAY * unit <= values.min() and values.max() < _END_DAY * unit):
@@ -106,23 +139,63 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
 
 def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
+    if column.kind in FLOATS:
+        return _float_span_condition(column, start, end)
     low, high = limits_of_kind(column.kind)
     if start > high or end < low or start > end:
         return FALSE
 
-    def compare(op: Op, value: int) -> Bound:
-        literal = value_of(Form.INTEGERS, column.kind, value)
-        return Bound(op, column.column_id, column.name, column.kind, IDENTITY, column.kind, (literal,))
+    def value(limit: int) -> Value:
+        return value_of(Form.INTEGERS, column.kind, limit)
 
-    if start == end:
-        return compare(Op.EQ, start)
+    return _between(column, value(start) if start > low else None, value(end) if end < high else None)
+
+
+def _between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
+    """Return the condition that a column is between two values; None stands for no limit."""
+    if low is not None and low == high:
+        return _compare(column, Op.EQ, low)
     return all_of(
-        compare(Op.GT_EQ, start) if start > low else TRUE,
-        compare(Op.LT_EQ, end) if end < high else TRUE,
+        TRUE if low is None else _compare(column, Op.GT_EQ, low),
+        TRUE if high is None else _compare(column, Op.LT_EQ, high),
     )
 
 
-def merge_spans(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
+def _compare(column: LimitedColumn, op: Op, *values: Value) -> Bound:
+    return Bound(op, column.column_id, column.name, column.kind, IDENTITY, column.kind, values)
+
+
+def _float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+    """Return the condition that the position of a column's value is in a span. A span up to NaN includes NaN."""
+    lowest, highest = _position_of(-np.inf), _position_of(np.inf)
+    is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
+    if start > min(end, highest) or end < lowest:
+        return is_nan if start <= end else FALSE
+    low = _float_at(start) if start > lowest else None
+    high = _float_at(end) if end < highest else None
+    return any_of(_between(column, low, high), is_nan)
+
+
+def _position_of(value: float) -> int:
+    code = key_of(value, "double")
+    assert isinstance(code, int)
+    return code - SIGN
+
+
+def _float_at(position: int) -> float:
+    """Return the number whose code is at a position."""
+    code = position + SIGN
+    (value,) = _DOUBLE.unpack(_WORD.pack(code ^ SIGN if code >= SIGN else code ^ CODE_MAX))
+    assert isinstance(value, float)
+    return value
+
+
+def _distance_of_integers(starts: Longs, ends: Longs) -> Codes:
+    distance: Codes = starts.view(np.uint64) - ends.view(np.uint64)
+    return distance
+
+
+def merge_spans(starts: Longs, ends: Longs, distance: Distance = _distance_of_integers) -> tuple[Longs, Longs]:
     """Return at most `RANGES_MAX` ascending, disjoint spans, both ends included, with all values of the given spans.
 
     Spans that end before they start are empty. The result leaves out the widest gaps between the spans.
@@ -136,8 +209,7 @@ def merge_spans(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
     is_apart = (starts[1:] > ends[:-1]) & (starts[1:] - 1 > ends[:-1])
     begins = np.flatnonzero(is_apart) + 1
     if len(begins) >= RANGES_MAX:
-        gaps = starts[begins].view(np.uint64) - ends[begins - 1].view(np.uint64)
-        widest = np.argsort(gaps, kind="stable")[len(begins) - RANGES_MAX + 1 :]
+        widest = np.argsort(distance(starts[begins], ends[begins - 1]), kind="stable")[len(begins) - RANGES_MAX + 1 :]
         begins = np.sort(begins[widest])
     return starts[np.concatenate([[0], begins])], ends[np.concatenate([begins - 1, [len(ends) - 1]])]
 
@@ -170,6 +242,83 @@ def spans_of_rows(
     return merge_spans(starts[possible], ends[possible])
 
 
+class RankedColumn(NamedTuple):
+    """A column of texts or long decimals of one file: its distinct keys, and for each row the rank of its key.
+
+    `present` are the rows that have a key.
+    """
+
+    distinct: Distinct
+    ranks: Ranks
+    present: Mask
+
+
+def ranked_spans(files: Sequence[Sequence[RankedColumn]], operators: Sequence[str], kind: str) -> tuple[KeySet, KeySet]:
+    """Return the starts and the ends of the merged spans that rows of the other table mean for a column.
+
+    Args:
+        files: For each file the columns of the operators, with the rows that match.
+        operators: The operators between the column and these columns, a row for which all are true.
+        kind: The type of the column, texts or long decimals.
+
+    Raises:
+        ValueError: A value is too long to be compared.
+    """
+    parts = [column.distinct for columns in files for column in columns]
+    if any(part.clipped for part in parts):
+        raise ValueError(f"values of {CLIPPED_BYTES} bytes and more cannot be compared")
+    values, ranks = rank_parts(parts, BYTES)
+    ranks_of_part = iter(
+        np.split(ranks.astype(np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)[:-1])
+    )
+    starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for columns in files:
+        rows = np.logical_and.reduce([column.present for column in columns])
+        start = np.full(int(rows.sum()), -1, dtype=np.int64)
+        end = np.full(len(start), 2 * len(values), dtype=np.int64)
+        for column, op in zip(columns, operators, strict=True):
+            places = 2 * next(ranks_of_part)[column.ranks[rows]]
+            if op in (">", ">="):
+                start = np.maximum(start, places + (op == ">"))
+            else:
+                end = np.minimum(end, places - (op == "<"))
+        starts.append(start)
+        ends.append(end)
+    merged = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_distance_of_ranks, values))
+    sides = merged[0] >> 1, (merged[1] + 1) >> 1
+    return _select(values, sides[0], kind), _select(values, sides[1], kind)
+
+
+def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
+    """Return the distance of values by the eight bytes after the bytes that all values have in common."""
+    assert values.starts is not None
+    assert values.heap is not None
+    begins, stops = values.starts[:-1], values.starts[1:]
+    first, last = values.heap[begins[0] : stops[0]], values.heap[begins[-1] : stops[-1]]
+    both = min(len(first), len(last))
+    differs = np.flatnonzero(first[:both] != last[:both])
+    prefix = int(differs[0]) if len(differs) else both
+    numbers = np.zeros(len(values), dtype=np.uint64)
+    for place in range(prefix, prefix + 8):
+        has_byte = begins + place < stops
+        byte = np.zeros(len(values), dtype=np.uint64)
+        byte[has_byte] = values.heap[begins[has_byte] + place]
+        numbers = (numbers << np.uint64(8)) | byte
+    distance: Codes = numbers[starts >> 1] - numbers[(ends + 1) >> 1]
+    return distance
+
+
+def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
+    """Return the keys at ascending ranks; -1 stands for no start, and the number of keys for no end."""
+    all_keys = KeySet(kind, values)
+    keys = [
+        _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.at(rank))
+        for rank in ranks.tolist()
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64)
+    return KeySet(kind, Distinct(None, starts, np.frombuffer(b"".join(keys), dtype=np.uint8)))
+
+
 def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of merged spans as keys."""
     sign = np.uint64(SIGN)
@@ -177,6 +326,22 @@ def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
 
 
 def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) -> Expression:
-    """Return the condition that a column is in one of the spans; FALSE without a span."""
+    """Return the condition that a column is in one of the spans; FALSE without a span.
+
+    Raises:
+        ValueError: A limit is no valid text.
+    """
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
-    return any_of(*(span_condition(column, int(start) - SIGN, int(end) - SIGN) for start, end in spans))
+    return any_of(*(_key_span_condition(column, start, end) for start, end in spans))
+
+
+def _key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
+    if isinstance(start, int) and isinstance(end, int):
+        return span_condition(column, start - SIGN, end - SIGN)
+    assert isinstance(start, bytes)
+    assert isinstance(end, bytes)
+
+    def value(key: bytes) -> Value:
+        return key.decode() if column.kind == "string" else value_of(Form.STRINGS, column.kind, key)
+
+    return _between(column, value(start) if start != _LOWEST else None, value(end) if end != _HIGHEST else None)

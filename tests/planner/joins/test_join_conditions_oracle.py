@@ -6,6 +6,7 @@ the other files.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 
 from seamark.metaserver.planner.joins import periods, ranges
 from tests.api.client import Api
+from tests.planner.lakes.indexing import array_of
+from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
 from tests.seeds import first_seed
@@ -25,18 +28,19 @@ from tests.server.rig import running
 DAY_US = 86_400_000_000
 DAYS = [-400, -1, 0, 1, 30, 31, 59, 365, 366, 18_262, 18_292, 18_293, 18_322, 18_628]
 """Days since 1970 near the beginnings of months and years, also before 1970."""
-ARROW = {
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-    "int": pa.int32(),
-    "long": pa.int64(),
-}
 FACT = {"ts": "timestamp", "tz": "timestamptz", "d": "date", "f1": "int", "f2": "long", "c": "int"}
+KEYED = {"amount": "decimal(9, 2)", "wide": "decimal(30, 4)", "text": "string", "real": "float", "double": "double"}
+"""Further columns of the fact table, which are compared in the order of their keys."""
 DIMENSIONS = {
     "days": {"day": "date", "start": "timestamp", "year": "int", "x": "int", "last": "date", "end": "timestamp"},
     "one": {"k": "int", "x": "int", "until": "int"},
     "two": {"k": "long", "x": "int", "until": "long"},
+    "limits": {
+        "x": "int",
+        **{"amount_start": "decimal(9, 2)", "amount_end": "decimal(12, 2)", "wide_start": "decimal(38, 4)"},
+        **{"wide_end": "decimal(30, 4)", "text_start": "string", "text_end": "string", "real_start": "double"},
+        **{"real_end": "float", "double_start": "float", "double_end": "double"},
+    },
 }
 PERIODS = [
     *((column, "day", "day", f"CAST({column} AS DATE)") for column in ("ts", "tz")),
@@ -51,6 +55,7 @@ COMPARED = [
     *((column, dimension, "k") for column in ("f1", "f2", "c") for dimension in ("one", "two")),
 ]
 """Column, and the other table with a column that it is compared with."""
+RANGED = [*COMPARED, *((column, "limits", f"{column}_start") for column in KEYED for _ in range(3))]
 ENDS = {"days": ["last", "end"], "one": ["until"], "two": ["until"]}
 """Columns that end a range."""
 OPERATORS = ["<", "<=", ">", ">="]
@@ -63,7 +68,7 @@ FILTERS = {
 """Filters as Iceberg and DuckDB have them."""
 
 
-def value(rng: random.Random, kind: str) -> int | None:
+def value(rng: random.Random, kind: str) -> int | float | str | None:
     if rng.random() < 0.1:
         return None
     day = rng.choice(DAYS)
@@ -71,6 +76,14 @@ def value(rng: random.Random, kind: str) -> int | None:
         return day
     if kind.startswith("timestamp"):
         return day * DAY_US + rng.choice([0, 0, 1, 3_600_000_000, DAY_US - 1])
+    if kind == "string":
+        # A common prefix, and values that are prefixes of others.
+        return "täg-" + "".join(rng.choice("ab😀z") for _ in range(rng.randint(0, 3)))
+    if kind in FLOATS:
+        return rng.choice([-math.inf, -1.5, -0.0, 0.0, 0.1, 0.1, 1.5, 1e30, math.inf, math.nan])
+    if kind.startswith("decimal"):
+        unit = 10**20 if kind in ("decimal(30, 4)", "decimal(38, 4)") else 1
+        return rng.randint(-6, 6) * unit + rng.randint(0, 1)
     return rng.randint(0, 6)
 
 
@@ -108,11 +121,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for one in table.columns:
-        columns[one.name] = (
-            pa.array([each[one.name] for _, each in rows], pa.int64())
-            .cast(pa.int32() if one.kind in ("date", "int") else pa.int64())
-            .cast(ARROW[one.kind])
-        )
+        columns[one.name] = array_of(one.kind, [each[one.name] for _, each in rows])
     con.register("arrow", pa.table(columns))
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
@@ -162,12 +171,12 @@ def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, A
 
 
 def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    column, dimension, other = rng.choice(COMPARED)
+    column, dimension, other = rng.choice(RANGED)
     op = rng.choice(OPERATORS)
     asked: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
     condition = f"{column} {op} o.{other}"
     if op in (">", ">=") and rng.random() < 0.7:
-        end, end_op = rng.choice(ENDS[dimension]), rng.choice(["<", "<="])
+        end, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
         asked |= {"end": end, "end-operator": end_op}
         condition += f' AND {column} {end_op} o."{end}"'
     if rng.random() < 0.7:
@@ -194,7 +203,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
-    fact = await made(rng, api, names["fact"], FACT, 30)
+    fact = await made(rng, api, names["fact"], {**FACT, **KEYED}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
@@ -213,6 +222,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
         has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # they may have no limit
         assert has_extremes or all(one["used"] for one in answer.json["joins"]), (seed, answer.json["joins"], asked)
         seen += Counter(used)
+        seen += Counter(next(iter(one["on"])) for one in asked if one.get("transform") == "range")
         kept = {paths[one["file-path"]] for one in answer.json["kept"]}
         wanted = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
         assert wanted <= kept, f"{seed}: {wanted - kept} are lost\n{asked}\n{told}"
@@ -226,6 +236,7 @@ async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.Monk
             await one_star(f"{seed}/{number}", Api(server), monkeypatch, seen)
     assert seen["wanted"] > 0
     assert all(seen[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), seen
+    assert sum(seen[column] for column in KEYED) > 5 * stars, seen
     assert seen["kept"] < 0.9 * seen["files"], seen
 
 

@@ -118,12 +118,11 @@ def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
 
 
 def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
-    """Return complete metrics, but no metrics for floats."""
-    present = sorted((one for one in values if one is not None), key=lambda value: order(kind, value))
-    if kind in FLOATS:
-        return ColumnMetrics()
-    lower, upper = (to_bytes(kind, present[place]) if present else None for place in (0, -1))
-    return ColumnMetrics(len(values), len(values) - len(present), None, lower, upper)
+    """Return complete metrics. Bounds of floats do not include NaN."""
+    nulls, nans = sum(one is None for one in values), sum(one != one for one in values)
+    ordered = sorted((one for one in values if one is not None and one == one), key=lambda value: order(kind, value))
+    lower, upper = (to_bytes(kind, ordered[place]) if ordered else None for place in (0, -1))
+    return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 
 def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
