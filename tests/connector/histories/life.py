@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +59,8 @@ class Life:
         self._rng.shuffle(self._columns)
         self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
+        self._stored_dates: defaultdict[int, set[int]] = defaultdict(set)
+        """The dates of each column that files have, also in deleted rows: a promotion converts them, too."""
         self._touched: set[Any] | None = None
         """The keys whose rows may have other ids after the step. None means all keys."""
         self._spec: list[dict[str, Any]] = []
@@ -399,7 +401,8 @@ class Life:
         if not able:
             return
         column, kind = self._rng.choice(able)
-        if column.can_promote(self.rows, kind):
+        stored = [{column.id: value} for value in self._stored_dates[column.id]]
+        if column.can_promote([*self.rows, *stored], kind):
             for row in self.rows:
                 column.promoted(row, kind)
             column.promote(kind)
@@ -412,6 +415,8 @@ class Life:
 
     def check(self) -> None:
         wanted = self._frozen(self.rows)
+        for column in (column for column in self._columns if column.kind == "date"):
+            self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
         assert self._read(self._columns) == wanted
         for _ in range(_FILTERS):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)

@@ -6,6 +6,7 @@ They run translated, on the rows that the analysis keeps, and on a server's tabl
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -43,6 +44,7 @@ from tests.connector.sql.hand_made import (
 from tests.seeds import first_seed
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+_STAR = re.compile(r"SELECT (DISTINCT )?\*|\.\*", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +121,8 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))
-                # NOW is another time, and in Trino a column of USING is not part of `t.*`.
-                if "current_date" in text or "now()" in text or (".*" in text and "USING" in text):
+                # NOW is another time. In Trino a column of USING is the first of `*`, and not part of `t.*`.
+                if "current_date" in text or "now()" in text or ("USING" in text and _STAR.search(text)):
                     continue
                 try:
                     expected = answer(connection, text)
