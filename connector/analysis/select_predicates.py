@@ -15,7 +15,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     Limit,
     Pair,
     Predicate,
-    has_order,
+    has_ranges,
     is_comparable,
     is_year_number,
     partner_values,
@@ -149,7 +149,12 @@ class PredicateReader:
                 yield left, right
 
     def _are_comparable(self, left: ColumnReference, right: ColumnReference) -> bool:
-        return is_comparable(self._names.kind(left), self._names.kind(right))
+        return is_comparable(self._kind_of(left), self._kind_of(right))
+
+    def _kind_of(self, reference: ColumnReference) -> str | None:
+        """Return the type of a column that is stored, or an extreme of a stored column."""
+        source, column = reference
+        return _kind_of_output(self._names.sources[source].relation, column)
 
     # Values of subqueries
 
@@ -199,7 +204,7 @@ class PredicateReader:
             return
         kind = self._names.kind(reference)
         yield from extreme_values(reference, kind, op, query, name)
-        if has_order(kind, _kind_of_output(query, name)) and not is_beyond_extreme(op, query, name):
+        if has_ranges(kind, _kind_of_output(query, name)) and not is_beyond_extreme(op, query, name):
             yield from range_values(reference, [Limit(op, name)], query)
 
     def _values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
@@ -266,7 +271,7 @@ class PredicateReader:
             return None if names is None or len(names) != 1 else class_of_kind(_kind_of_output(query, str(names[0])))
         reference = self._names.resolve_node(operand.unnest())
         if reference is not None:
-            return class_of_kind(self._names.kind(reference))
+            return class_of_kind(self._kind_of(reference))
         literal = self._reader.literal(operand)
         return None if literal is None else class_of_literal(literal)
 
@@ -278,8 +283,11 @@ class PredicateReader:
                 reference, partner = self._names.resolve_node(left), self._names.resolve_node(right)
                 if reference is None or partner is None or reference[0] == partner[0]:
                     continue
-                is_seen = seen is None or {reference[0], partner[0]} <= seen
-                if is_seen and has_order(self._names.kind(reference), self._names.kind(partner)):
+                if seen is not None and not {reference[0], partner[0]} <= seen:
+                    continue
+                kind, relation = self._names.kind(reference), self._names.sources[partner[0]].relation
+                yield from extreme_values(reference, kind, op, relation, partner[1])
+                if has_ranges(kind, self._kind_of(partner)) and not is_beyond_extreme(op, relation, partner[1]):
                     limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
         for (reference, source), each in limits.items():
             yield from range_values(reference, each, self._names.sources[source].relation)
@@ -350,9 +358,9 @@ def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
     return node if isinstance(node, exp.Subquery) else inner
 
 
-def _kind_of_output(query: Relation, name: str) -> str | None:
-    """Return the type of an output of a subquery: of a stored column, or of an extreme of one."""
-    extreme = query.extremes.get(name) if isinstance(query, QueryBlock) else None
-    if extreme is None or not isinstance(query, QueryBlock):
-        return query.kind(name)
-    return query.kind_of(extreme.column)
+def _kind_of_output(relation: Relation, name: str) -> str | None:
+    """Return the type of an output that is a stored column or an extreme of one."""
+    if isinstance(relation, QueryBlock) and name in relation.extremes:
+        return relation.kind_of(relation.extremes[name].column)
+    extreme = relation.extreme(name)
+    return relation.kind(name) if extreme is None else extreme.type

@@ -89,7 +89,7 @@ class NameKinds:
         for node in nodes:
             match node:
                 case exp.Alias():
-                    name, column = node.alias.lower(), node.this
+                    name, column = node.alias.lower(), column_of_extreme(node.this)
                     if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
                         renamed[name].add(column.name.lower())
                     else:
@@ -136,6 +136,12 @@ class NameKinds:
             if name != other:
                 renamed[name].add(other)
                 renamed[other].add(name)
+
+
+def column_of_extreme(node: exp.Expr) -> exp.Expr:
+    """Return the expression whose least or greatest value `node` is, which has the same type; else `node` itself."""
+    is_extreme = isinstance(node, exp.Min | exp.Max) and not node.args.get("expressions")
+    return node.this if is_extreme else node
 
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:

@@ -22,6 +22,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import check_relations
 from seamark.connector.duckdb.kinds import (
     NameKinds,
+    column_of_extreme,
     columns_in,
     find_projections,
     literal_kind,
@@ -48,8 +49,10 @@ _TRINO = Dialect.get_or_raise("trino")
 _UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
 _JOINS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
-_ONE_KIND = frozenset({"integer", "date", "timestamp", "timestamptz"})
-"""Kinds of columns that are compared by `<` with subqueries, and by BETWEEN with columns and subqueries."""
+_WITH_CONSTANTS = frozenset({"integer", "date", "timestamp", "timestamptz"})
+"""Kinds of columns that are compared by BETWEEN with a constant and with a column or a subquery."""
+_ONE_KIND = _WITH_CONSTANTS | {"text", "double"}
+"""Kinds of columns that are compared by `<` with columns and subqueries. Decimals of one type are compared, too."""
 _TIMES = "times"
 """Dates and timestamps."""
 _ORDERED = (exp.LT, exp.LTE, exp.GT, exp.GTE)
@@ -340,7 +343,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             if compared:
                 kind = _find_ordered_kind([node.this, *compared], kinds)
                 constants = [one for one in bounds if not isinstance(one, exp.Column | exp.Subquery)]
-                return None if kind is None or (constants and kind == _TIMES) else replace_constants(kind, constants)
+                is_converted = bool(constants) and kind not in _WITH_CONSTANTS
+                if kind is None or is_converted:
+                    return None
+                return replace_constants(kind, constants) if constants else []
             return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
             return [] if is_of_values(node, kinds) else None
@@ -391,7 +397,7 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
     if operand_kinds == {"date", "timestamp"}:
         return _TIMES
     kind = operand_kinds.pop() if len(operand_kinds) == 1 else None
-    return kind if kind in _ONE_KIND else None
+    return kind if kind is not None and (kind in _ONE_KIND or kind.startswith("decimal(")) else None
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
@@ -497,9 +503,7 @@ def _find_only_column(query: exp.Expr) -> exp.Expr | None:
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
         return None
     column: exp.Expr = query.expressions[0].unalias().unnest()
-    if isinstance(column, exp.Min | exp.Max) and not column.args.get("expressions"):
-        return column.this if isinstance(column.this, exp.Column) else None
-    return column
+    return column_of_extreme(column)
 
 
 def _is_condition(column: exp.Column) -> bool:

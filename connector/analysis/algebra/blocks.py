@@ -16,8 +16,8 @@
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
-- A column that is compared with the extreme of rows of a table has limits (`extremes.py`). A column that is less or
-  greater than a column of a join partner also has limits.
+- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), also if the extreme is a
+  column of a join partner. A column that is less or greater than a column of a join partner also has limits.
 - VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """
 
@@ -41,7 +41,13 @@ from seamark.connector.analysis.algebra.equivalences import (
     restrict_to_sources,
     semi_joins,
 )
-from seamark.connector.analysis.algebra.relations import Origin, Relation
+from seamark.connector.analysis.algebra.relations import (
+    Origin,
+    Relation,
+    StoredExtreme,
+    StoredRows,
+    exact_origin,
+)
 from seamark.connector.analysis.comparisons import evaluate_literals
 from seamark.connector.analysis.operands import class_of_kind, class_of_literal
 from seamark.connector.plans.conditions import (
@@ -180,6 +186,7 @@ class QueryBlock:
     correlated: Condition | None = None
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)  # without it, nested blocks need exponential time
+    _extremes: dict[str, StoredExtreme | None] = field(default_factory=dict)
 
     def has(self, column: str) -> bool | None:
         return self.outputs.has(column)
@@ -209,6 +216,50 @@ class QueryBlock:
         if source is None:
             return None
         return self.sources[source].origin([reference[1] for reference in references if reference is not None])
+
+    def extreme(self, column: str) -> StoredExtreme | None:
+        if column not in self._extremes:
+            self._extremes[column] = self._find_extreme(column)
+        return self._extremes[column]
+
+    def _find_extreme(self, column: str) -> StoredExtreme | None:
+        own = self.extremes.get(column)
+        if own is None:
+            reference = self.outputs.reference(column)
+            return None if reference is None else self.sources[reference[0]].extreme(reference[1])
+        source, name = own.column
+        origin = exact_origin(self.sources[source], [name])
+        if origin is None:
+            return None
+        table, (stored,) = origin
+        rows = self._joined_rows() if self.keys is None and self.having is None else None
+        if rows is not None and own.is_filtered:
+            rows = rows._replace(exact=False)
+        return StoredExtreme(table, stored, own.kind, rows)
+
+    def stored_rows(self) -> StoredRows | None:
+        if self.keys is not None or self.having is not None or self.extremes:
+            return None
+        rows = self._joined_rows()
+        # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
+        return rows if rows is None or self.needs_rows else rows._replace(exact=False)
+
+    def _joined_rows(self) -> StoredRows | None:
+        """Return the rows of a table that are the joined rows; None if other rows may be among them."""
+        if self.tree != 0:
+            return None
+        source = self.sources[0]
+        below = source.stored_rows()
+        if below is None or self.where is None:
+            return below
+        exact = self.where.exact() if below.exact else None
+        stored = _move_to_table(exact, source)
+        if exact is not None and stored is not None and stored.size == exact.size:
+            return StoredRows(all_of([below.where, stored]), exact=True)
+        # A null in place of a value, as grouping sets have it, is not in the table.
+        sure = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
+        weaker = _move_to_table(comparisons_of(sure), source)
+        return StoredRows(all_of([below.where, weaker]), exact=False)
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         reference = self.outputs.reference(column)
@@ -320,12 +371,20 @@ class QueryBlock:
         for own, (source, column) in pairs:
             partner = self.sources[source]
             parts += semi_joins([(own, column)], partner)
-            origin = partner.origin([column])
+            origin = exact_origin(partner, [column])
             if origin is not None and partner.kind(column) == query.kind_of(own):
                 table, (name,) = origin
                 on_column = restrict_to_columns(table.predicate, {(0, name)})
                 parts.append(comparisons_of(move_to_column(on_column, own)))
         return all_of(parts)
+
+
+def _move_to_table(condition: Condition | None, source: Relation) -> Condition | None:
+    def find_stored(reference: ColumnReference) -> ColumnReference | None:
+        origin = exact_origin(source, [reference[1]])
+        return None if origin is None else (0, origin[1][0])
+
+    return move(condition, find_stored)
 
 
 def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from seamark.connector.analysis.algebra.relations import Relation, is_exact
+from seamark.connector.analysis.algebra.extremes import extreme_values, has_order
+from seamark.connector.analysis.algebra.relations import Relation, exact_origin, is_exact
 from seamark.connector.plans.conditions import (
     LEAVES_MAX,
     NEVER,
@@ -28,6 +29,7 @@ from seamark.connector.plans.conditions import (
     references_of,
     weaken,
 )
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
 from seamark.formats.protocol.wire import RANGE
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
@@ -45,8 +47,9 @@ class Limit(NamedTuple):
 
 KindOf: TypeAlias = Callable[[ColumnReference], str | None]
 _WHOLE = frozenset(("int", "long"))
-_LOCAL_TIMES = frozenset(("date", "timestamp"))
-_ORDERED = _WHOLE | _LOCAL_TIMES | {"timestamptz"}
+_FLOATS = frozenset(("float", "double"))
+_SHORT_DIGITS_MAX = 18
+"""The server compares decimals of up to so many digits with each other, and longer decimals with each other."""
 _LOWER, _UPPER = (">", ">="), ("<", "<=")
 
 
@@ -75,9 +78,26 @@ def is_comparable(first: str | None, second: str | None) -> bool:
     return is_exact(first) and (first == second or {first, second} == _WHOLE)
 
 
-def has_order(first: str | None, second: str | None) -> bool:
-    """Return whether values of the two types are ordered by their exact values, by engines and by the server."""
-    return first in _ORDERED and second in _ORDERED and (first == second or {first, second} in (_WHOLE, _LOCAL_TIMES))
+def has_ranges(first: str | None, second: str | None) -> bool:
+    """Return whether values of one type limit a column of the other type, in engines and in the server.
+
+    Floats are among these types: their zeros are equal, and the server keeps NaN where an engine may.
+    """
+    if first is None or second is None:
+        return False
+    if first.startswith("decimal(") and second.startswith("decimal("):
+        is_short = [decimal_precision(kind) <= _SHORT_DIGITS_MAX for kind in (first, second)]
+        return decimal_scale(first) == decimal_scale(second) and is_short[0] == is_short[1]
+    return has_order(first, second) or {first, second} <= _FLOATS or first == second == "string"
+
+
+def is_wider(kind: str | None, narrow: str | None) -> bool:
+    """Return whether a type has all values of the other type."""
+    if kind is None or narrow is None:
+        return False
+    if kind.startswith("decimal(") and narrow.startswith("decimal("):
+        return decimal_scale(kind) == decimal_scale(narrow) and decimal_precision(kind) >= decimal_precision(narrow)
+    return (narrow, kind) in (("int", "long"), ("float", "double"))
 
 
 def is_year_number(kind: str | None) -> bool:
@@ -110,7 +130,7 @@ def semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
 
     Otherwise there is a semi-join for each column that comes from a table.
     """
-    origin = partner.origin([column for _, column in pairs])
+    origin = exact_origin(partner, [column for _, column in pairs])
     if origin is not None:
         table, names = origin
         references = [reference for reference, _ in pairs]
@@ -130,7 +150,7 @@ def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
 
 def period_values(reference: ColumnReference, transform: str, partner: Relation, column: str) -> Iterator[SemiJoin]:
     """Yield the semi-join of a column whose period (`transform`) is a value of the partner's column."""
-    origin = partner.origin([column])
+    origin = exact_origin(partner, [column])
     if origin is not None:
         table, (name,) = origin
         yield SemiJoin(((reference, name),), table, transform=transform)
@@ -205,8 +225,11 @@ def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], li
 
 def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
     """Yield conditions on the columns of each source that is joined with another: they have the other's values."""
-    for (_, partner), pairs in pairs_by_partner(equalities).items():
+    for (source, partner), pairs in pairs_by_partner(equalities).items():
         yield from partner_values(pairs, sources[partner])
+        for reference, column in pairs:
+            kind = sources[source].kind(reference[1])
+            yield from extreme_values(reference, kind, "=", sources[partner], column)
 
 
 # Disjunctions on several sources
@@ -256,7 +279,7 @@ def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition
     if where is None:
         return None
     columns = sorted({column for _, column in references_of(where)})
-    origin = partner.origin([*(column for _, column in pairs), *columns])
+    origin = exact_origin(partner, [*(column for _, column in pairs), *columns])
     if origin is None:
         return None
     table, names = origin

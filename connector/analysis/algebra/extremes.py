@@ -7,28 +7,19 @@ extreme has two limits, otherwise one: a maximum of fewer rows is not greater.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from seamark.connector.analysis.algebra.blocks import QueryBlock
-from seamark.connector.analysis.algebra.equivalences import has_order
-from seamark.connector.analysis.algebra.relations import Relation, Table
-from seamark.connector.plans.conditions import (
-    ColumnReference,
-    Condition,
-    SemiJoin,
-    all_of,
-    comparisons_of,
-    move,
-    weaken,
-)
+from seamark.connector.analysis.algebra.relations import Relation
+from seamark.connector.plans.conditions import ColumnReference, SemiJoin
 from seamark.formats.protocol.wire import MAXIMUM
 
+_WHOLE = frozenset(("int", "long"))
+_LOCAL_TIMES = frozenset(("date", "timestamp"))
+_ORDERED = _WHOLE | _LOCAL_TIMES | {"timestamptz"}
 
-class _StoredRows(NamedTuple):
-    """Rows of a table that meet a condition; `exact`: all of them."""
 
-    where: Condition | None
-    exact: bool
+def has_order(first: str | None, second: str | None) -> bool:
+    """Return whether values of the two types are ordered by their exact values, by engines and by the server."""
+    return first in _ORDERED and second in _ORDERED and (first == second or {first, second} in (_WHOLE, _LOCAL_TIMES))
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
@@ -36,16 +27,16 @@ def has_outer_limit(kind: str, op: str) -> bool:
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
-def is_beyond_extreme(op: str, query: Relation, column: str) -> bool:
+def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
     """Return whether a column that is compared by `op` with an output is beyond an extreme: then all values of the
-    query's rows together say less than the extreme.
+    rows together say less than the extreme.
     """
-    extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
+    extreme = relation.extreme(column)
     return extreme is not None and not has_outer_limit(extreme.kind, op)
 
 
 def extreme_values(
-    reference: ColumnReference, kind: str | None, op: str, query: Relation, column: str
+    reference: ColumnReference, kind: str | None, op: str, relation: Relation, column: str
 ) -> Iterator[SemiJoin]:
     """Yield the semi-join of a column that is compared with the extreme of rows of a table.
 
@@ -53,51 +44,13 @@ def extreme_values(
         reference: The column.
         kind: Its type.
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
-        query: The query of the extreme, a single row.
-        column: Its output.
+        relation: The relation that has the extreme.
+        column: Its column.
     """
-    extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
-    if extreme is None or not isinstance(query, QueryBlock) or not has_order(kind, query.kind_of(extreme.column)):
+    extreme = relation.extreme(column)
+    rows = None if extreme is None else extreme.rows
+    if extreme is None or rows is None or not has_order(kind, extreme.type):
         return
-    source, name = extreme.column
-    origin = query.sources[source].origin([name])
-    rows = _stored_rows(query) if query.keys is None and query.having is None and origin is not None else None
-    if rows is None or origin is None:
-        return
-    exact = rows.exact and not extreme.is_filtered
-    if exact or has_outer_limit(extreme.kind, op):
-        table, (stored,) = origin
-        yield SemiJoin(((reference, stored),), table, rows.where, extreme.kind, (op,), exact)
-
-
-def _stored_rows(block: QueryBlock) -> _StoredRows | None:
-    """Return the rows of a table that are the joined rows of a block; None if other rows may be among them."""
-    if block.tree != 0:
-        return None
-    source = block.sources[0]
-    if isinstance(source, Table):
-        below: _StoredRows | None = _StoredRows(None, exact=True)
-    elif isinstance(source, QueryBlock) and source.keys is None and source.having is None and not source.extremes:
-        below = _stored_rows(source)
-        # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
-        below = below if below is None or source.needs_rows else below._replace(exact=False)
-    else:
-        below = None
-    if below is None or block.where is None:
-        return below
-    exact = block.where.exact() if below.exact else None
-    stored = _move_to_table(exact, source)
-    if exact is not None and stored is not None and stored.size == exact.size:
-        return _StoredRows(all_of([below.where, stored]), exact=True)
-    # A null in place of a value, as grouping sets have it, is not in the table.
-    sure = weaken(block.where.condition, lambda atom: atom if atom.rejects_null else None)
-    weaker = _move_to_table(comparisons_of(sure), source)
-    return _StoredRows(all_of([below.where, weaker]), exact=False)
-
-
-def _move_to_table(condition: Condition | None, source: Relation) -> Condition | None:
-    def find_stored(reference: ColumnReference) -> ColumnReference | None:
-        origin = source.origin([reference[1]])
-        return None if origin is None else (0, origin[1][0])
-
-    return move(condition, find_stored)
+    if rows.exact or has_outer_limit(extreme.kind, op):
+        pairs = ((reference, extreme.column),)
+        yield SemiJoin(pairs, extreme.table, rows.where, extreme.kind, (op,), rows.exact)

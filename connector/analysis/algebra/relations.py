@@ -7,14 +7,15 @@ rows of a source may be left out only if the statement's answer stays the same f
 - The query of a name in WITH gets the disjunction of the conditions of all its uses.
 
 `origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
-each value of the result is in a row of the table that can change the result.
+each value of the result is in a row of the table that can change the result. In the same way, `extreme` gives the
+extreme of stored rows that a column has, also if it is selected from a name in WITH.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from seamark.connector.analysis.operands import EXACT, TEXT, class_of_kind
 from seamark.connector.plans.conditions import Atom, ColumnComparison, ColumnReference, Condition, any_of, move, weaken
@@ -32,6 +33,8 @@ in a chain of such names each would cost as much as all comparisons that a state
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
 
+_FLOATS = frozenset(("float", "double"))
+
 _DISCRIMINATED = frozenset((TEXT, EXACT))
 """The classes of columns that are a literal in one input of a set operation and may be stored in the other."""
 
@@ -41,6 +44,39 @@ _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "da
 def is_exact(kind: str | None) -> bool:
     """Return whether values of the type are equal only if they are identical."""
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
+
+
+class StoredRows(NamedTuple):
+    """Rows of a table that meet a condition.
+
+    Attributes:
+        where: The condition. Its columns are (0, name).
+        exact: All rows that meet it; otherwise some of them.
+    """
+
+    where: Condition | None
+    exact: bool
+
+
+class StoredExtreme(NamedTuple):
+    """The least or the greatest value of a column in rows of a table.
+
+    Attributes:
+        table: The table.
+        column: Its column.
+        kind: `MINIMUM` or `MAXIMUM`.
+        rows: The rows; None if they are not known, such as those of a group.
+    """
+
+    table: Table
+    column: str
+    kind: str
+    rows: StoredRows | None
+
+    @property
+    def type(self) -> str | None:
+        """The Iceberg type of the column."""
+        return self.table.kind(self.column)
 
 
 class Relation(Protocol):
@@ -57,10 +93,16 @@ class Relation(Protocol):
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
         """Return the stored table and columns that these columns come from: for each row without nulls in them, a
-        row of the table has the same values.
+        row of the table has the same values. A zero of a float may have the other sign.
 
         None if there is no such table.
         """
+
+    def extreme(self, column: str) -> StoredExtreme | None:
+        """Return the extreme that the column has in each row in which it is not null; None for other columns."""
+
+    def stored_rows(self) -> StoredRows | None:
+        """Return the rows of a table that are the rows of this relation; None if other rows may be among them."""
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         """Return the values of a column that only literals of the statement can have, besides null; None if unknown."""
@@ -98,8 +140,14 @@ class Table:
         return None if self.columns is None else self.columns.get(column)
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        kinds = self.columns or {}
-        return (self, tuple(columns)) if all(is_exact(kinds.get(column)) for column in columns) else None
+        kinds = [self.kind(column) for column in columns]
+        return (self, tuple(columns)) if all(is_exact(kind) or kind in _FLOATS for kind in kinds) else None
+
+    def extreme(self, column: str) -> None:
+        return None
+
+    def stored_rows(self) -> StoredRows:
+        return StoredRows(None, exact=True)
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
@@ -113,6 +161,12 @@ class Table:
 
 Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 """A table and its column names."""
+
+
+def exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
+    """Return the origin of columns whose values are identical to the stored values."""
+    origin = relation.origin(columns)
+    return origin if origin is not None and all(is_exact(origin[0].kind(name)) for name in origin[1]) else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +188,12 @@ class UnknownRelation:
         return None
 
     def origin(self, columns: Sequence[str]) -> None:
+        return None
+
+    def extreme(self, column: str) -> None:
+        return None
+
+    def stored_rows(self) -> None:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -169,6 +229,12 @@ class LiteralRows:
     def origin(self, columns: Sequence[str]) -> None:
         return None
 
+    def extreme(self, column: str) -> None:
+        return None
+
+    def stored_rows(self) -> None:
+        return None
+
     def values(self, column: str) -> tuple[Literal, ...] | None:
         names = self.names()
         if column not in names:
@@ -200,6 +266,12 @@ class _SameColumns:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.body.origin(columns)
 
+    def extreme(self, column: str) -> StoredExtreme | None:
+        return self.body.extreme(column)
+
+    def stored_rows(self) -> StoredRows | None:
+        return self.body.stored_rows()
+
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return self.body.values(column)
 
@@ -216,6 +288,9 @@ class PushdownBarrier(_SameColumns):
     """
 
     dependencies: tuple[Relation, ...] = ()
+
+    def stored_rows(self) -> None:
+        return None
 
     def push_down(self, wanted: Condition | None) -> None:
         for relation in (self.body, *self.dependencies):
@@ -245,6 +320,12 @@ class SetOperation:
         return kind if name is not None and self.right.kind(name) == kind else None
 
     def origin(self, columns: Sequence[str]) -> None:
+        return None
+
+    def extreme(self, column: str) -> None:
+        return None
+
+    def stored_rows(self) -> None:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -316,6 +397,13 @@ class RenamedColumns:
         names = [name for column in columns if (name := self._find_inner_name(column)) is not None]
         return self.inner.origin(names) if len(names) == len(columns) else None
 
+    def extreme(self, column: str) -> StoredExtreme | None:
+        name = self._find_inner_name(column)
+        return None if name is None else self.inner.extreme(name)
+
+    def stored_rows(self) -> StoredRows | None:
+        return self.inner.stored_rows()
+
     def values(self, column: str) -> tuple[Literal, ...] | None:
         name = self._find_inner_name(column)
         return None if name is None else self.inner.values(name)
@@ -349,6 +437,8 @@ class NamedQuery:
     _kinds: dict[str, str | None] = field(default_factory=dict)
     _names: list[tuple[str | None, ...] | None] = field(default_factory=list)
     _origins: dict[tuple[str, ...], Origin | None] = field(default_factory=dict)
+    _extremes: dict[str, StoredExtreme | None] = field(default_factory=dict)
+    _stored_rows: list[StoredRows | None] = field(default_factory=list)
     _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
     _classes: dict[str, str | None] = field(default_factory=dict)
     """Caches: names that use other names twice would need exponential time."""
@@ -373,6 +463,16 @@ class NamedQuery:
         if key not in self._origins:
             self._origins[key] = self.inner.origin(columns)
         return self._origins[key]
+
+    def extreme(self, column: str) -> StoredExtreme | None:
+        if column not in self._extremes:
+            self._extremes[column] = self.inner.extreme(column)
+        return self._extremes[column]
+
+    def stored_rows(self) -> StoredRows | None:
+        if not self._stored_rows:
+            self._stored_rows.append(self.inner.stored_rows())
+        return self._stored_rows[0]
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         if column not in self._values:

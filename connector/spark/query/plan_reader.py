@@ -16,8 +16,9 @@ from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Limit,
     Predicate,
-    has_order,
+    has_ranges,
     is_comparable,
+    is_wider,
     partner_values,
     period_values,
     range_values,
@@ -466,15 +467,17 @@ class PlanReader:
                 partner = self._read_key(other, source_of)
                 if partner is None or partner.reference[0] == key.reference[0]:
                     continue
-                if has_order(key.kind, partner.kind):
-                    limit = Limit(each_op, partner.reference[1])
-                    limits.setdefault((key.reference, partner.reference[0]), []).append(limit)
+                source, column = partner.reference
+                relation = sources[source].relation
+                yield from extreme_values(key.reference, key.kind, each_op, relation, column)
+                if has_ranges(key.kind, partner.kind) and not is_beyond_extreme(each_op, relation, column):
+                    limits.setdefault((key.reference, source), []).append(Limit(each_op, column))
         for (reference, source), each in limits.items():
             yield from range_values(reference, each, sources[source].relation)
 
     def _limits_of_subquery(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
         query = self._find_scalar_subquery(other)
-        if query is None or not has_order(key.kind, query.kind):
+        if query is None or not has_ranges(key.kind, query.kind):
             return
         if not query.is_correlated:
             yield from extreme_values(key.reference, key.kind, op, query.relation, query.output)
@@ -482,11 +485,8 @@ class PlanReader:
             yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
-        """Return the scalar subquery that a node is, or one of int that is cast to bigint."""
-        if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
-            node = node.child()
-            if self._catalyst.type_of(node) != "int":
-                return None
+        """Return the scalar subquery that a node is, or one that is cast to a wider type."""
+        node = self._remove_widening(node)
         if self._catalyst.kind(node) != "ScalarSubquery":
             return None
         output = node.plan().output().head()
@@ -524,17 +524,22 @@ class PlanReader:
             yield from period_values((source_of[number], str(number)), period.transform, rows.relation, str(partner))
 
     def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
-        """Return the key that an attribute is, or an int attribute that is cast to bigint."""
-        if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
-            node = node.child()
-            if self._catalyst.type_of(node) != "int":
-                return None
+        """Return the key that an attribute is, or an attribute that is cast to a wider type."""
+        node = self._remove_widening(node)
         if self._catalyst.kind(node) != "AttributeReference":
             return None
         number = self._catalyst.id_of(node)
         if number not in source_of:
             return None
         return _Key((source_of[number], str(number)), iceberg_kind(self._catalyst.type_of(node)))
+
+    def _remove_widening(self, node: Node) -> Node:
+        """Return what is cast to a type that has all values of its own type; else the node itself."""
+        if self._catalyst.kind(node) != "Cast":
+            return node
+        child = node.child()
+        is_widened = is_wider(iceberg_kind(self._catalyst.type_of(node)), iceberg_kind(self._catalyst.type_of(child)))
+        return child if is_widened else node
 
     def _find_attribute(self, output: Node) -> int | None:
         """Return the attribute of an output, possibly renamed; None for other expressions."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin
 from seamark.connector.analysis.algebra.equivalences import Predicate, equivalence_classes
 from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of
-from seamark.connector.analysis.algebra.relations import SetOperation, Table
+from seamark.connector.analysis.algebra.relations import SetOperation, Table, exact_origin
 from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of, sql_of
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.scan import Join
@@ -48,7 +48,7 @@ def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     converted = Table({"x": "float", "k": "long"})
     SetOperation(projection(left, "x", "k"), projection(converted, "x", "k")).push_down(compare("x", ">", "3"))
     assert predicate_text(left) is predicate_text(converted) is None
-    assert left.origin(["x"]) is None
+    assert exact_origin(left, ["x"]) is None
 
 
 def test_nullable_output_receives_only_conditions_that_reject_null() -> None:

@@ -11,7 +11,10 @@ from seamark.connector.plans.conditions import sql_of
 from seamark.connector.plans.scan import Join
 
 TABLES = {
-    "f": {"id": "long", "k": "int", "at": "timestamp", "tz": "timestamptz", "day": "date", "x": "double"},
+    "f": {
+        **{"id": "long", "k": "int", "at": "timestamp", "tz": "timestamptz", "day": "date", "x": "double"},
+        **{"amount": "decimal(9, 2)", "code": "string"},
+    },
     "d": {
         "name": "string",
         "low": "long",
@@ -19,6 +22,8 @@ TABLES = {
         "stop": "timestamp",
         "first": "date",
         "z": "timestamptz",
+        **{"least": "decimal(12, 2)", "most": "decimal(12, 2)", "precise": "decimal(12, 4)", "wide": "decimal(38, 2)"},
+        **{"real": "float", "double": "double"},
     },
     "sales": {"s_item": "long", "s_day": "date", "s_ship": "date", "s_cust": "int", "price": "decimal(9, 2)"},
     "items": {"i_key": "long", "i_brand": "long", "color": "string", "weight": "double"},
@@ -337,6 +342,16 @@ def limits(statement: str, table: str = "f") -> list[str]:
         (", d WHERE day BETWEEN first AND start", ["day>=d.first and day<=d.start"]),
         (", d WHERE low BETWEEN k AND id", ["id>=d.low", "k<=d.low"]),
         (", d WHERE at BETWEEN TIMESTAMP '2026-01-01 00:00:00' AND stop", ["at<=d.stop"]),
+        (", d WHERE amount BETWEEN least AND most", ["amount>=d.least and amount<=d.most"]),
+        (", d WHERE code BETWEEN name AND name", ["code>=d.name and code<=d.name"]),
+        (", d WHERE x BETWEEN double AND double", ["x>=d.double and x<=d.double"]),
+        (", d WHERE x > real AND x <= double", ["x>d.real and x<=d.double"]),
+        ("WHERE amount < (SELECT least FROM d WHERE name = 'x')", ["amount<d.least"]),
+        (", d WHERE amount > wide", []),
+        (", d WHERE amount > precise", []),
+        (", d WHERE amount > low", []),
+        (", d WHERE amount > double", []),
+        (", d WHERE x BETWEEN real AND double", []),  # operands of different types
         # The optional side only.
         ("RIGHT JOIN d ON at BETWEEN start AND stop", ["at>=d.start and at<=d.stop"]),
         ("LEFT JOIN d ON at BETWEEN start AND stop", []),
@@ -399,3 +414,60 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
 )
 def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) -> None:
     assert limits(f"SELECT * FROM f WHERE {condition}") == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = e", ["day=d.first", "day=max(d.first)"]),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f JOIN m ON m.e < f.day", ["day>max(d.first)"]),
+        ("m (e) AS (SELECT min(first) FROM d) SELECT * FROM f JOIN m ON e > day", ["day<min(d.first)"]),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f WHERE day > (SELECT e FROM m)", ["day>max(d.first)"]),
+        (
+            "m AS (SELECT max(first) AS e FROM d) SELECT * FROM f WHERE day IN (SELECT e FROM m)",
+            ["day=d.first", "day=max(d.first)"],
+        ),
+        (
+            "r AS (SELECT * FROM d WHERE name = 'x'), m AS (SELECT max(first) AS e FROM r), "
+            "n AS (SELECT e AS b FROM m) SELECT * FROM f, n WHERE f.day > n.b",
+            ["""day>max(d.first, "name" = 'x')"""],
+        ),
+        (
+            "m AS (SELECT min(first) AS a, max(first) AS b FROM d) SELECT * FROM f, m WHERE day BETWEEN m.a AND m.b",
+            ["day<=d.first", "day<=max(d.first)", "day>=d.first", "day>=min(d.first)"],
+        ),
+        (
+            "m AS (SELECT max(first) AS e FROM d) SELECT * FROM m LEFT JOIN f ON day = e",
+            ["day=d.first", "day=max(d.first)"],
+        ),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f LEFT JOIN m ON day = e", []),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE NOT day = e", []),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = e + INTERVAL '1' DAY", []),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = coalesce(e, DATE '2026-01-01')", []),
+        ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE at > e", ["at>max(d.first)"]),
+        ("m AS (SELECT max(low) AS e FROM d) SELECT * FROM f, m WHERE x > e", []),
+        # Fewer rows than those of the name, or other rows: one limit, or none.
+        ("m AS (SELECT max(first) AS e FROM (SELECT * FROM d LIMIT 3)) SELECT * FROM f, m WHERE day > e", []),
+        (
+            "r AS (SELECT * FROM d LIMIT 3), m AS (SELECT max(first) AS e FROM r) SELECT * FROM f, m WHERE day < e",
+            ["day<d.first", "day<max(d.first) of fewer rows"],
+        ),
+        ("r AS (SELECT * FROM d LIMIT 3), m AS (SELECT max(first) AS e FROM r) SELECT * FROM f, m WHERE day > e", []),
+        (
+            "m AS (SELECT max(first) AS e FROM d UNION ALL SELECT min(first) FROM d) SELECT * FROM f, m WHERE day > e",
+            [],
+        ),
+        (
+            "RECURSIVE m AS (SELECT max(first) AS e FROM d UNION ALL SELECT e FROM m) SELECT * FROM f, m WHERE day > e",
+            [],
+        ),
+        # Each group has its own extreme: only the values limit the column.
+        (
+            "m AS (SELECT name, max(first) AS e FROM d GROUP BY name) SELECT * FROM f, m WHERE code = name AND day = e",
+            ["code=d.name and day=d.first"],
+        ),
+        ("m AS (SELECT name, max(first) AS e FROM d GROUP BY name) SELECT * FROM f, m WHERE day > e", []),
+    ],
+)
+def test_columns_are_limited_by_extremes_of_names_in_with(statement: str, expected: list[str]) -> None:
+    assert limits(f"WITH {statement}") == expected

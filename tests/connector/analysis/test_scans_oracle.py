@@ -231,17 +231,30 @@ def check_worth(told: Counter[str]) -> None:
     assert told["rows left out by joins"] > 0.2 * told["queries"], told
 
 
-def compare_extremes(seed: int, lakes_count: int) -> Counter[str]:
-    """Run comparisons with extremes alone, of rows that the analysis knows exactly and of others."""
+def extreme_query(rng: random.Random, statements: Statements) -> str | None:
+    """Return a query that compares a column with extremes of rows; None without fitting columns."""
+    table = rng.choice(statements.tables)
+    name, kind = rng.choice(list(table.columns.items()))
+    compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
+    if compared is None or kind not in ("long", "date", "timestamp"):
+        return None
+    return f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
+
+
+def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str]:
+    """Run comparisons with extremes alone, of rows that the analysis knows exactly and of others.
+
+    Args:
+        seed: The seed.
+        lakes_count: The number of lakes.
+        named: The extremes are columns of names in WITH.
+    """
     told: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            table = rng.choice(statements.tables)
-            name, kind = rng.choice(list(table.columns.items()))
-            compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
-            if compared is None or kind not in ("long", "date", "timestamp"):
+            text = statements.named_extreme_query() if named else extreme_query(rng, statements)
+            if text is None:
                 continue
-            text = f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
@@ -253,9 +266,10 @@ def compare_extremes(seed: int, lakes_count: int) -> Counter[str]:
     return told
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int) -> None:
-    told = compare_extremes(14, lakes_count)
+def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, named: bool) -> None:
+    told = compare_extremes(14, lakes_count, named=named)
     assert told["exact"] > 0, told
     assert told["fewer"] > 0, told
 

@@ -341,3 +341,63 @@ def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -
         check(con, text, told, text)
         assert len(seamark.duckdb.sql(con, text).fetchall()) == 24
     assert told["queries"] == 9, told
+
+
+def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) -> None:
+    told = Counter[str]()
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA sea.kinds")
+        con.execute("USE sea.kinds")
+        con.execute("CREATE TABLE facts (id BIGINT, amount DECIMAL(9, 2), wide DECIMAL(30, 4), code VARCHAR, x DOUBLE)")
+        con.execute(
+            "CREATE TABLE spans (name VARCHAR, low DECIMAL(9, 2), high DECIMAL(9, 2), wide_low DECIMAL(30, 4), "
+            "code_low VARCHAR, code_high VARCHAR, x_low DOUBLE, x_high DOUBLE)"
+        )
+        for number in range(8):
+            x = "'NaN'::DOUBLE" if number == 7 else f"{number}.5"
+            con.execute(
+                f"INSERT INTO facts SELECT {number}, {number}.25, 1e20 * {number}, 'k{number}', {x} FROM range(3)"
+            )
+        con.execute("INSERT INTO spans VALUES ('a', 2.25, 3.24, 5e20, 'k3', 'k5x', 2.5, 4)")
+        con.execute("INSERT INTO spans VALUES ('b', 6, NULL, NULL, 'k', '', 'NaN', 'NaN')")
+        for text, files in (
+            ("SELECT * FROM facts JOIN spans ON amount BETWEEN low AND high WHERE name = 'a'", 1),
+            ("SELECT * FROM facts JOIN spans ON amount >= low WHERE name = 'b'", 2),
+            ("SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'", 3),  # with the limit itself
+            ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
+            ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds
+            ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
+            # NaN is the greatest number, and DuckDB's files do not count it.
+            ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 8),
+            ("SELECT * FROM facts WHERE code > (SELECT code_high FROM spans WHERE name = 'a')", 2),
+        ):
+            check(con, text, told, text)
+            summary = seamark.duckdb.rewrite_query(con, text).summary
+            assert f"kinds.facts={files}/8" in summary, (text, summary)
+    assert told["queries"] == 10, told
+
+
+def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
+    told = Counter[str]()
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA sea.named")
+        con.execute("USE sea.named")
+        con.execute("CREATE TABLE facts (id BIGINT, day DATE, region VARCHAR)")
+        for number in range(8):
+            region = "north" if number < 5 else "south"
+            con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number}, '{region}' FROM range(3)")
+        latest, north = "m AS (SELECT max(day) AS d FROM facts)", "r AS (SELECT * FROM facts WHERE region = 'north')"
+        for text, files in (
+            (f"WITH {latest} SELECT f.* FROM facts f, m WHERE f.day = m.d", 1),
+            (f"WITH {latest} SELECT f.* FROM m LEFT JOIN facts f ON f.day = m.d", 1),
+            (f"WITH {latest} SELECT * FROM facts WHERE day = (SELECT d FROM m)", 1),
+            (f"WITH {latest} SELECT * FROM facts WHERE day < (SELECT d FROM m) AND id > 4", 2),
+            (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
+            ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
+        ):
+            check(con, text, told, text)
+            summary = seamark.duckdb.rewrite_query(con, text).summary
+            assert f"named.facts={files}/8" in summary, (text, summary)
+    assert told["queries"] == 6, told
