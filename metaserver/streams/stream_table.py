@@ -410,6 +410,7 @@ class StreamTable:
                     raise
             else:
                 return
+
     async def follow(self) -> None:
         """Drop the rows that the owner of the table has flushed."""
         entry, _ = await self._tables.load(self.uuid)

@@ -129,6 +129,8 @@ class Queries:
             [
                 *(("day", "sales", "day"), ("id", "sales", "id"), ("nt", "sales", "nt"), ("item", "sales", "item")),
                 *(("day", "stores", "opened"), ("id", "items", "i_id"), ("item", "items", "size")),
+                *(("price", "sales", "price"), ("weight", "sales", "weight"), ("note", "sales", "note")),
+                ("note", "items", "color"),
             ]
         )
         op = rng.choice(["=", "<", "<=", ">", ">="])
@@ -136,6 +138,17 @@ class Queries:
         values = [f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in rng.sample(["max", "min"], 2)]
         sales = f"SELECT f.id, f.{column} FROM {self._db}.sales f"
         where = f" AND {self._of('sales', 'f')}" if rng.random() < 0.3 else ""
+        if rng.random() < 0.3:
+            extreme = rng.choice(["max", "min"])
+            names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
+            name, compared = rng.choice([("m", "m.e"), ("n", "n.l")])
+            return rng.choice(
+                [
+                    f"{names} {sales}, {name} WHERE f.{column} {op} {compared}{where}",
+                    f"{names} {sales} {rng.choice(_KINDS)} {name} ON f.{column} {op} {compared}{where}",
+                    f"{names} {sales} WHERE f.{column} {op} (SELECT {compared} FROM {name}){where}",
+                ]
+            )
         if rng.random() < 0.6:
             between = f"f.{column} BETWEEN {values[0]} AND {values[1]}"
             return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between])}{where}"

@@ -197,6 +197,7 @@ class QueryBlock:
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
     # Without this cache, nested blocks need exponential time.
     _kinds: dict[str, str | None] = field(default_factory=dict)
+    _extremes: dict[str, StoredExtreme | None] = field(default_factory=dict)
 
     def has(self, column: str) -> bool | None:
         return self.outputs.has(column)
@@ -228,6 +229,11 @@ class QueryBlock:
         return self.sources[source].origin([reference[1] for reference in references if reference is not None])
 
     def extreme(self, column: str) -> StoredExtreme | None:
+        if column not in self._extremes:
+            self._extremes[column] = self._find_extreme(column)
+        return self._extremes[column]
+
+    def _find_extreme(self, column: str) -> StoredExtreme | None:
         own = self.extremes.get(column)
         if own is None:
             reference = self.outputs.reference(column)

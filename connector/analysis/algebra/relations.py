@@ -40,6 +40,8 @@ Nested types are not compared.
 
 _FLOATS = frozenset(("float", "double"))
 
+_FLOATS = frozenset(("float", "double"))
+
 _DISCRIMINATED = frozenset((TEXT, EXACT))
 """The classes of columns that may be a literal in one input of a set operation and a stored column in the other."""
 

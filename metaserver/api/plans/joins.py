@@ -236,9 +236,9 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
         if not one_column:
             more = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
-                f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one pair "
-                "of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of date "
-                f"and timestamp{more}"
+                f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one "
+                "pair of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of "
+                f"date and timestamp{more}"
             )
         operator = spec.operator or "="
         if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):

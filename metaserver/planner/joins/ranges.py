@@ -49,8 +49,8 @@ _NEGATIVE_ZERO, _ZERO = -1, 0
 _LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL
 """In place of the limits of a range of texts or long decimals without a start or an end."""
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
-Distance: TypeAlias = Callable[[Longs, Longs], Longs]
-"""Returns how far the starts of spans are from the ends of the spans before them, as unsigned numbers."""
+Distance: TypeAlias = Callable[[Longs, Longs], Codes]
+"""Returns how far the starts of spans are from the ends of the spans before them."""
 
 
 class LimitedColumn(NamedTuple):
@@ -191,8 +191,8 @@ def _float_at(position: int) -> float:
     return value
 
 
-def _distance_of_integers(starts: Longs, ends: Longs) -> Longs:
-    distance: Longs = starts.view(np.uint64) - ends.view(np.uint64)
+def _distance_of_integers(starts: Longs, ends: Longs) -> Codes:
+    distance: Codes = starts.view(np.uint64) - ends.view(np.uint64)
     return distance
 
 
@@ -293,7 +293,7 @@ def ranked_spans(files: Sequence[Sequence[RankedColumn]], operators: Sequence[st
     return _select(values, sides[0], kind), _select(values, sides[1], kind)
 
 
-def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Longs:
+def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
     """Return the distance of values by the eight bytes after the bytes that all values have in common."""
     assert values.starts is not None
     assert values.heap is not None
@@ -308,7 +308,7 @@ def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Longs:
         byte = np.zeros(len(values), dtype=np.uint64)
         byte[has_byte] = values.heap[begins[has_byte] + place]
         numbers = (numbers << np.uint64(8)) | byte
-    distance: Longs = numbers[starts >> 1] - numbers[(ends + 1) >> 1]
+    distance: Codes = numbers[starts >> 1] - numbers[(ends + 1) >> 1]
     return distance
 
 

@@ -516,6 +516,13 @@ class Statements(Comparisons):
 
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
         """Return a subquery of the extreme of a column in the rows of a table that meet a condition."""
+        drawn = self.draw_extreme(kind, named)
+        return None if drawn is None else f"(SELECT {drawn[0]} FROM {drawn[1]})"
+
+    def draw_extreme(self, kind: str, named: list[Stored]) -> tuple[str, str, str] | None:
+        """Return an extreme of this type, the rows of which it is one, and a column of these rows; None without a
+        fitting column.
+        """
         hidden = {one.name.lower() for one in named}
         tables = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
         columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
@@ -527,27 +534,33 @@ class Statements(Comparisons):
         rows = f"{quoted(table.name)} AS q{where}"
         if self.chance(0.15):
             rows = f"(SELECT {self.rng.choice(['', 'DISTINCT '])}q.* FROM {rows}) AS q"
-        return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {rows})"
+        extreme = f"{self.rng.choice(['max', 'min'])}(q.{quoted(column)})"
+        return extreme, rows, f"q.{quoted(self.rng.choice(list(table.columns)))}"
 
     def named_extreme_query(self) -> str | None:
         """Return a query that compares a column with an extreme of a name in WITH; None without fitting columns."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
-        extreme = self.extreme(kind, [])
-        if extreme is None:
+        drawn = self.draw_extreme(kind, [])
+        if drawn is None:
             return None
-        # The extreme without its brackets, with a name, and in some queries of a group or of limited rows.
-        select = extreme[1:-1].replace(") FROM", ") AS e FROM", 1)
-        names = [
-            f"m AS ({select}{self.rng.choice(['', '', '', ' GROUP BY TRUE', ' LIMIT 1', ' HAVING count(*) > 1'])})"
+        extreme, rows, group = drawn
+        ends = [
+            "",
+            "",
+            "",
+            f" GROUP BY {group}",
+            " LIMIT 1",
+            " HAVING count(*) > 1",
+            f" UNION ALL SELECT {self.value(kind)}",
         ]
-        if self.chance(0.3):
-            rows = f"SELECT * FROM {quoted(table.name)} AS q WHERE {self.simple([Column(column, kind, 'q')])}"
-            limit = " LIMIT 1" if self.chance(0.2) else ""
-            names = [
-                f"r AS ({rows}{limit})",
-                f"m AS (SELECT {self.rng.choice(['min', 'max'])}({quoted(column)}) AS e FROM r)",
-            ]
+        names = [f"m AS (SELECT {extreme} AS e FROM {rows}{self.rng.choice(ends)})"]
+        if self.chance(0.4):
+            inner = f"SELECT q.* FROM {rows}"
+            inner = self.rng.choice(
+                [inner, f"{inner} LIMIT 1", f"({inner}) LIMIT 1", f"SELECT DISTINCT q.* FROM {rows}"]
+            )
+            names = [f"r AS ({inner})", f"m AS (SELECT {extreme} AS e FROM r AS q)"]
         if self.chance(0.4):
             names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
         name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])

@@ -366,15 +366,17 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
             ("SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'", 3),  # with the limit itself
             ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
             ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
-            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 2),
-            ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 4),  # NaN is the greatest number
-            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 1),
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds
+            ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
+            # NaN is the greatest number, and DuckDB's files do not count it.
+            ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 8),
             ("SELECT * FROM facts WHERE code > (SELECT code_high FROM spans WHERE name = 'a')", 2),
         ):
             check(con, text, told, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"kinds.facts={files}/8" in summary, (text, summary)
-    assert told["queries"] == 9, told
+    assert told["queries"] == 10, told
 
 
 def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:

@@ -414,12 +414,36 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
         ),
         "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.id BETWEEN i.i_id AND i.size WHERE i.brand = 2",
         "SELECT id FROM {db}.sales WHERE EXISTS (SELECT 1 FROM {db}.stores WHERE day < opened AND city = 'c3')",
+        "WITH m AS (SELECT max(day) AS d FROM {db}.sales) SELECT id FROM {db}.sales WHERE day = (SELECT d FROM m)",
+        "WITH m AS (SELECT max(day) AS d FROM {db}.sales) SELECT id FROM {db}.sales s JOIN m ON s.day = m.d",
+        "WITH m AS (SELECT min(id) AS e FROM {db}.sales WHERE id > 200) SELECT id FROM {db}.sales, m WHERE id > m.e",
     ],
 )
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
     assert done.considered_files - done.files > 24  # the subquery reads all files of its table
+
+
+def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
+    kinds = "name string, low decimal(9,2), high decimal(12,2), first string, last string, least float, most double"
+    rig.run(f"CREATE TABLE {{db}}.spans ({kinds}) USING iceberg")
+    rig.run(
+        "INSERT INTO {db}.spans VALUES ('a', 3.5, 4.25, 'a2', 'a3', 0, 1D), ('b', 29, NULL, 'z', '', 3, double('NaN'))"
+    )
+    for condition, most in (
+        ("s.price BETWEEN p.low AND p.high AND p.name = 'a'", 4),
+        ("s.price > p.low AND p.name = 'b'", 4),
+        ("s.price <= p.low AND s.price >= p.low", 8),
+        ("s.note >= p.first AND s.note < p.last AND p.name = 'a'", 8),
+        ("s.note BETWEEN p.first AND p.last AND p.name = 'b'", 0),
+        # Most files have NaN and -0.0.
+        ("s.weight < p.most AND s.weight >= p.least AND p.name = 'a'", 24),
+        ("s.weight >= p.least AND s.weight <= p.most AND p.name = 'b'", 24),
+        ("s.weight BETWEEN p.most AND p.least AND p.name = 'b'", 24),
+    ):
+        done = rig.same(f"SELECT s.id, p.name FROM {{db}}.sales s JOIN {{db}}.spans p ON {condition}")
+        assert done.files <= most + 2, (condition, done)
 
 
 def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
