@@ -280,13 +280,20 @@ class KafkaBroker:
         Raises:
             LogUnavailable: The producer does not take them.
         """
+        producer = self._producer
         try:
-            count = self._producer.produce_batch(topic, messages, partition=partition)
+            count = producer.produce_batch(topic, messages, partition=partition)
         except (BufferError, KafkaException) as error:
-            raise LogUnavailable(f"The client of Kafka does not take the rows ({error}); retry later") from error
-        if count < len(messages):
-            refused = next(message["_error"] for message in messages if "_error" in message)
-            raise LogUnavailable(f"The client of Kafka does not take the rows ({refused}); retry later")
+            reason: object = error.args[0]
+        else:
+            if count == len(messages):
+                return
+            reason = next(message["_error"] for message in messages if "_error" in message)
+        if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
+            # The producer cannot keep the order of its records any more. Another one begins with new records.
+            self._producer = self._make_producer()
+            self._threads.submit(_end_producer, producer)
+        raise LogUnavailable(f"The client of Kafka does not take the rows ({reason}); retry later")
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         writes = _Writes(self._loop, 1)
@@ -389,6 +396,12 @@ class KafkaBroker:
         """Run work on the event loop, which may have ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work)
+
+
+def _end_producer(producer: Producer) -> None:
+    """Give up the records of a producer, and tell those who wait for them."""
+    producer.purge()
+    producer.flush(_TIMEOUT_S)
 
 
 class _Logger:

@@ -349,8 +349,8 @@ class KafkaLog:
             number = self._next_group
             self._next_group += 1
             record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
-            self._answers[number] = futures
             written = self._broker.write_journal(encode_group(record))
+            self._answers[number] = futures
             journaled.set()
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):

@@ -400,9 +400,7 @@ class World:
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
-                if not self.is_fleet:  # in a fleet another server has flushed and removed them
-                    raise Broken(f"acknowledged rows are lost: {error.message}") from None
-                continue
+                raise Broken(f"acknowledged rows are lost: {error.message}") from None
             except (SeamarkError, Lost):
                 continue
             if uuid != self.uuid:
