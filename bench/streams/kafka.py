@@ -45,7 +45,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
-        "One broker, on the same machine: Kafka answers when its page cache has the record, without a sync of the disk.",
+        "One broker, on the same machine: Kafka answers when the page cache has the record, without a sync.",
         "Ours writes the rows and then the journal, and answers when it has read the journal again: three round trips. "
         "The peer writes the rows only. It gives no offsets of rows, and recognises no append that is repeated later.",
         "CPU is that of the writing process, without the broker.",

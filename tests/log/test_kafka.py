@@ -106,6 +106,13 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
         assert record.batch == large
 
 
+async def test_properties_that_the_client_does_not_know_are_reported() -> None:
+    address = KafkaAddress(servers="127.0.0.1:1", prefix="none", properties={"ssl.colour": "blue"})
+    with pytest.raises(LogUnavailable, match=r"ssl\.colour.*stream_log_client_properties"):
+        async with open_kafka_log(address, SystemClock(), KafkaLimits()):
+            pass
+
+
 async def test_a_cluster_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
     address = KafkaAddress(servers=f"127.0.0.1:{free_port()}", prefix="none")

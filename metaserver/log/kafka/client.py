@@ -416,9 +416,15 @@ async def open_broker(address: KafkaAddress) -> AsyncIterator[KafkaBroker]:
     """Connect to a cluster.
 
     Raises:
-        LogUnavailable: The cluster does not answer.
+        LogUnavailable: The cluster does not answer, or a property of the client is invalid.
     """
-    broker = KafkaBroker(address, asyncio.get_running_loop())
+    try:
+        broker = KafkaBroker(address, asyncio.get_running_loop())
+    except KafkaException as error:
+        raise LogUnavailable(
+            f"The client of Kafka does not accept its properties ({error.args[0]}); correct the file of "
+            "stream_log_client_properties, then restart the server"
+        ) from error
     try:
         await broker.start()
         yield broker
