@@ -51,32 +51,37 @@ _log = structlog.get_logger("seamark.log")
 
 
 class _Writes:
-    """The answers of Kafka to some records; the last of them ends the future on the event loop."""
+    """The answers of Kafka to some records: an offset or an error each. The last ends the future on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self.future: asyncio.Future[list[int]] = loop.create_future()
+        self.future: asyncio.Future[Sequence[int | KafkaError | LogUnavailable]] = loop.create_future()
         self._loop = loop
+        self._lock = threading.Lock()
         self._remaining = count
-        self._offsets = [-1] * count
-        self._error: KafkaError | None = None
+        self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
         """Take an answer; in the thread of the producer."""
-        if error is None:
-            self._offsets[place] = message.offset()
-        else:
-            self._error = error
-        self._remaining -= 1
-        if not self._remaining:
+        self._take(place, message.offset() if error is None else error)
+
+    def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
+        """Take the error of records that the producer has not accepted."""
+        for place in places:
+            self._take(place, error)
+
+    def _take(self, place: int, answer: int | KafkaError | LogUnavailable) -> None:
+        with self._lock:
+            if self._answers[place] is not None:
+                return
+            self._answers[place] = answer
+            self._remaining -= 1
+            is_last = not self._remaining
+        if is_last:
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if self.future.done():
-            return
-        if self._error is not None:
-            self.future.set_exception(KafkaException(self._error))
-        else:
-            self.future.set_result(self._offsets)
+        if not self.future.done():
+            self.future.set_result([answer for answer in self._answers if answer is not None])
 
 
 class KafkaBroker:
@@ -260,19 +265,26 @@ class KafkaBroker:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def write(self, records: Sequence[NewRecord]) -> list[int]:
+    async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
         writes = _Writes(self._loop, len(records))
-        messages: dict[Shard, list[dict[str, Any]]] = defaultdict(list)
+        places: dict[Shard, list[int]] = defaultdict(list)
         for place, record in enumerate(records):
-            messages[record.shard].append({"value": record.value, "callback": partial(writes.end, place)})
-        for shard, each in messages.items():
-            self._produce(self._address.topic_of(shard.stream), shard.number, each)
-        try:
-            return await writes.future
-        except KafkaException as error:
-            for shard in messages:  # Another process may have deleted the topic.
+            places[record.shard].append(place)
+        for shard, each in places.items():
+            messages = [{"value": records[place].value, "callback": partial(writes.end, place)} for place in each]
+            try:
+                self._produce(self._address.topic_of(shard.stream), shard.number, messages)
+            except LogUnavailable as error:
                 self._partitions.pop(self._address.topic_of(shard.stream), None)
-            raise self._unavailable(error) from error
+                writes.refuse(each, error)
+        answers: list[int | LogUnavailable] = []
+        for record, answer in zip(records, await writes.future, strict=True):
+            if isinstance(answer, KafkaError):  # Another process may have deleted the topic.
+                self._partitions.pop(self._address.topic_of(record.shard.stream), None)
+                answers.append(self._unavailable(KafkaException(answer)))
+            else:
+                answers.append(answer)
+        return answers
 
     def _produce(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
         """Hand messages to the producer.
@@ -301,13 +313,12 @@ class KafkaBroker:
         return self._journaled(writes)
 
     async def _journaled(self, writes: _Writes) -> None:
-        try:
-            await writes.future
-        except KafkaException as error:
+        (answer,) = await writes.future
+        if not isinstance(answer, int):
             raise CommitUnknown(
-                f"Kafka at {self._address.servers} did not confirm the rows ({error.args[0]}): they may be stored or "
+                f"Kafka at {self._address.servers} did not confirm the rows ({answer}): they may be stored or "
                 "not. Repeat the request with the same sequence number"
-            ) from error
+            )
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
