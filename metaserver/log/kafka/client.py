@@ -27,7 +27,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
@@ -154,7 +154,9 @@ class KafkaBroker:
             LogUnavailable: The cluster does not answer, or refuses this client.
         """
         self._serving.start()
-        cluster = await self._run(partial(self._admin.list_topics, self._address.journal, timeout=_TIMEOUT_S))
+        # Not `list_topics`, which may create a missing topic with the retention of the broker.
+        cluster = await self._ended(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
+        assert cluster is not None
         await self._create_topic(self._address.journal, 1)
         description = (await self._describe([self._address.journal]))[self._address.journal]
         self._partitions[self._address.journal] = 1
@@ -210,9 +212,11 @@ class KafkaBroker:
             # The broker's settings say how many replicas a topic has.
             created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
             await self._ended(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
-        elif len(present.partitions) < count:
-            added = self._admin.create_partitions([NewPartitions(topic, count)])
-            await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+        else:
+            await self._check_config(topic)
+            if len(present.partitions) < count:
+                added = self._admin.create_partitions([NewPartitions(topic, count)])
+                await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -224,6 +228,25 @@ class KafkaBroker:
                     f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
                 )
             await asyncio.sleep(0.01)
+
+    async def _check_config(self, topic: str) -> None:
+        """Check that Kafka does not remove records of a topic by itself.
+
+        Raises:
+            LogUnavailable: It does.
+        """
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        described = self._admin.describe_configs([resource])[resource]
+        config = await self._ended(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        if config is None:
+            _log.warning("the retention of a topic is not checked: no permission to describe it", topic=topic)
+            return
+        for name, value in _TOPIC_CONFIG.items():
+            if config[name].value != value:
+                raise LogUnavailable(
+                    f"Kafka would remove rows of the topic {topic} that are in no data file: its {name} is "
+                    f"{config[name].value}. Set it to {value}"
+                )
 
     async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
         """Return the descriptions of the topics that exist."""
