@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from bench.report import OURS, Report, Row
 from bench.streams.log import Measured

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable, OffsetOutOfRange, SequenceGap

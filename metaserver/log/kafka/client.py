@@ -27,7 +27,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
@@ -62,7 +63,7 @@ class _Writes:
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
         """Take an answer; in the thread of the producer."""
-        self._take(place, message.offset() if error is None else error)
+        self._take(place, _offset_of(message) if error is None else error)
 
     def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
         """Take the error of records that the producer has not accepted."""
@@ -374,8 +375,8 @@ class KafkaBroker:
                         raise OffsetOutOfRange(f"The topic {topic} does not have the record {min(wanted)} any more")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif each.offset() in wanted:
-                    values[each.offset()] = each.value() or b""
+                elif (offset := _offset_of(each)) in wanted:
+                    values[offset] = each.value() or b""
             if time.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
@@ -403,7 +404,7 @@ class KafkaBroker:
             for each in [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 error = each.error()
                 if error is None:
-                    records.append((each.offset(), each.value() or b""))
+                    records.append((_offset_of(each), each.value() or b""))
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     records = []
                     self._follow_again(listener)
@@ -430,6 +431,13 @@ class KafkaBroker:
         """Run work on the event loop, which may have ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work)
+
+
+def _offset_of(message: Message) -> int:
+    """Return Kafka's offset of a message without an error."""
+    offset = message.offset()
+    assert offset is not None
+    return offset
 
 
 def _end_producer(producer: Producer) -> None:
