@@ -47,6 +47,7 @@ _FOLLOWED_MAX = 1000
 _READ_AHEAD_KB = 16 << 10
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
+_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
 
@@ -299,12 +300,12 @@ class KafkaBroker:
             try:
                 self._produce(self._address.topic_of(shard.stream), shard.number, messages)
             except LogUnavailable as error:
-                self._partitions.pop(self._address.topic_of(shard.stream), None)
                 writes.refuse(each, error)
         answers: list[int | LogUnavailable] = []
         for record, answer in zip(records, await writes.future, strict=True):
-            if isinstance(answer, KafkaError):  # Another process may have deleted the topic.
-                self._partitions.pop(self._address.topic_of(record.shard.stream), None)
+            if isinstance(answer, KafkaError):
+                if answer.code() in _NO_TOPIC:  # Another process has deleted it.
+                    self._partitions.pop(self._address.topic_of(record.shard.stream), None)
                 answers.append(self._unavailable(KafkaException(answer)))
             else:
                 answers.append(answer)
@@ -325,6 +326,8 @@ class KafkaBroker:
             if count == len(messages):
                 return
             reason = next(message["_error"] for message in messages if "_error" in message)
+        if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
+            self._partitions.pop(topic, None)
         if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
             # The producer cannot keep the order of its records any more. Another one begins with new records.
             self._producer = self._make_producer()
