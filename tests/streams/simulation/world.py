@@ -262,7 +262,10 @@ class World:
 
     def _check_state(self, log: KafkaLog) -> None:
         """Check that all servers that have applied the same records of the journal have the same state."""
-        log.check_invariants()
+        try:
+            log.check_invariants()
+        except AssertionError as error:
+            raise Broken(f"an invariant of the log does not hold: {error}") from error
         applied, state = log.snapshot()
         if self.states.setdefault(applied, state) != state:
             raise Broken(f"servers have other states after record {applied} of the journal")
