@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.streams import log
+from bench.streams import kafka, log
 
-BENCHES: dict[str, Bench] = {"log": log.run}
+BENCHES: dict[str, Bench] = {"log": log.run, "kafka": kafka.run}
 
 
 def main() -> None:

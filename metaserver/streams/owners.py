@@ -24,6 +24,9 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 
+_LEASE_SHARE = 0.6
+"""The part of `peer_lease_s` that a lease lasts. In the rest, other processes notice its end at their next renewal."""
+
 
 class StreamOwners:
     """Says whether this process is the owner of a table, and whether it flushes rows that wait."""
@@ -85,7 +88,7 @@ async def open_owners(
         protocol=STREAM_OWNER_PROTOCOL,
         started_ms=clock.now_ms(),
     )
-    membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)
+    membership = Membership(store, clock, replica, lease_s=_LEASE_SHARE * settings.peer_lease_s)
     await membership.renew()
     try:
         async with run_in_background("stream owners", membership.run):

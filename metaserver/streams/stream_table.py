@@ -24,7 +24,7 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, SeamarkError
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, OffsetOutOfRange, SeamarkError
 from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
@@ -267,7 +267,7 @@ class StreamTable:
                 self._give_up(parts.clear())
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
-            await blocks.catch_up(mark)
+            await self._read_rows(number, mark)
             written: list[FreshPart] = []
             try:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
@@ -282,6 +282,21 @@ class StreamTable:
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
+
+    async def _read_rows(self, number: int, mark: int) -> None:
+        """Bring the rows of a shard in memory up to an offset.
+
+        Raises:
+            FlushedBefore: Another process has flushed some of them, and the log has removed them.
+        """
+        start = self._blocks[number].start
+        try:
+            await self._blocks[number].catch_up(mark)
+        except OffsetOutOfRange:
+            await self.follow()
+            if self._blocks[number].start == start:
+                raise
+            raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
 
     def _slices(self, number: int, start: int, end: int) -> list[RowSlice]:
         """Return rows in memory.
@@ -358,7 +373,7 @@ class StreamTable:
             self._cut = cut
             try:
                 for moved in ranges:
-                    await self._blocks[moved.shard].catch_up(moved.end)
+                    await self._read_rows(moved.shard, moved.end)
                 rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
                 files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
                 try:

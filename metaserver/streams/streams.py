@@ -473,10 +473,10 @@ class Streams:
                 entry, metadata = await self._stream_tables.load(uuid)
                 await self._open(entry, metadata)
             except NoSuchTable:
-                self._closed[uuid] = now_s + _OPEN_S
+                self._closed[uuid] = now_s + _OPEN_S / 2
                 _log.info("rows of a dropped table wait in the log", table=uuid)
             except SeamarkError as error:
-                self._closed[uuid] = now_s + _OPEN_S
+                self._closed[uuid] = now_s + _OPEN_S / 2
                 _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
 
     async def _remove_purged(self) -> None:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable, OffsetOutOfRange, SequenceGap
@@ -104,6 +106,25 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
         await log.append({A: large, B: batch("small")})
         (record,) = await log.read(A, 0, limit_bytes=1)
         assert record.batch == large
+
+
+async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) -> None:
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    await asyncio.wrap_future(
+        admin.create_topics([NewTopic(address.topic_of(A.stream), 1)])[address.topic_of(A.stream)]
+    )
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        with pytest.raises(LogUnavailable, match=r"its retention\.ms is 604800000\. Set it to -1"):
+            await log.append({A: batch("x")})
+        await log.append({OTHER: batch("y")})
+
+
+async def test_properties_that_the_client_does_not_know_are_reported() -> None:
+    address = KafkaAddress(servers="127.0.0.1:1", prefix="none", properties={"ssl.colour": "blue"})
+    with pytest.raises(LogUnavailable, match=r"ssl\.colour.*stream_log_client_properties"):
+        async with open_kafka_log(address, SystemClock(), KafkaLimits()):
+            pass
 
 
 async def test_a_cluster_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,14 @@ class Kafka:
             return bool(client.list_topics(timeout=1).brokers)
         return False
 
+    def start(self) -> None:
+        """Start the broker, also after `kill`, with the files that it has."""
+        self.process.start(self.answers, timeout_s=60)
+
+    def kill(self) -> None:
+        """End the broker by SIGKILL."""
+        self.process.stop(first=signal.SIGKILL)
+
 
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[Kafka]:
@@ -84,8 +93,8 @@ def kafka_broker(folder: Path) -> Iterator[Kafka]:
     argv = [java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)
     kafka = Kafka(process, port)
-    process.start(kafka.answers, timeout_s=60)
+    kafka.start()
     try:
         yield kafka
     finally:
-        process.stop(grace_s=1)
+        kafka.kill()

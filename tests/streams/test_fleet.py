@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.metaserver.streams.stream_table import StreamTable
+from seamark.metaserver.streams.streams import ENABLED
 from tests.services.kafka import Kafka
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.services.seamark import Seamark
+from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 from tests.waits import until
 
 LEASE_S = 1.0
@@ -118,3 +122,19 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
         tables = second.server.components.streams.tables
         await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})
         assert await second.ids() == [1, 2]
+
+
+async def test_all_workers_of_a_server_take_and_show_rows(
+    kafka: Kafka, start_seamark: Callable[..., Seamark], tmp_path: Path
+) -> None:
+    log = f"kafka://{kafka.address}/{kafka.create_prefix()}"
+    server = start_seamark(env={"SEAMARK_STREAM_LOG": log}, flags=("--workers", "2"))
+    catalog = RestCatalog("workers", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})
+    url = f"{server.base_url}/api/v1/tables/db/t/rows"
+    for number in range(12):  # Each connection reaches any of the workers.
+        async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
+            assert answer.status == 200, await answer.text()
+        scan = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow())
+        assert sorted(scan.column("id").to_pylist()) == list(range(number + 1))

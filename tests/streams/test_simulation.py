@@ -5,17 +5,24 @@ Each invariant has a mutation: code that breaks it on purpose. The simulation ha
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.log import recovery, segments
 from seamark.metaserver.log.frames import encode_meta, payloads_of
+from seamark.metaserver.log.kafka.journal import AppendRequest, TrimRequest
+from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
+from seamark.metaserver.log.kafka.kafka_log import KafkaLog
+from seamark.metaserver.log.port import Acknowledgement, Shard
 from seamark.metaserver.log.segment import LogSegment
 from seamark.metaserver.log.state import AppendEntry, Group
+from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.log.disk import OpenSimulatedFile
 from tests.seeds import first_seed
@@ -189,17 +196,115 @@ def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogSegment, "is_released", lambda segment, state: True)
 
 
+def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
+    """A server does not ask for the end of the journal before a plan."""
+
+    async def not_at_all(log: KafkaLog) -> None:
+        pass
+
+    patch.setattr(KafkaLog, "catch_up", not_at_all)
+
+
+def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
+    """Rows are acknowledged when they are in their partitions, and before a record of the journal names them."""
+    write_rows = KafkaLog._write_rows
+
+    async def write(log: KafkaLog, group):
+        requests = await write_rows(log, group)
+        for waiting in group:
+            if isinstance(waiting.request, AppendRequest) and not waiting.future.done():
+                waiting.future.set_result(Acknowledgement((), duplicate=True))
+        return requests
+
+    patch.setattr(KafkaLog, "_write_rows", write)
+
+
+def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
+    """A server forgets producers by a limit of its own, so that it decides otherwise than others."""
+    apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
+
+    def forget(state: JournalState, group):
+        outcomes = apply(state, group)
+        limit = state.__dict__.setdefault("limit", next(limits))
+        while len(state.state.producers) > limit:
+            del state.state.producers[next(iter(state.state.producers))]
+        return outcomes
+
+    patch.setattr(JournalState, "apply", forget)
+
+
+def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
+    """Retention deletes Kafka's records up to the last released row, also those of a row that came later."""
+    trim = JournalState._trim
+
+    def forget(state: JournalState, request: TrimRequest, now_ms: int) -> None:
+        trim(state, request, now_ms)
+        for start in request.starts:
+            shard = Shard(start.stream, start.number)
+            if shard in state._first_records:
+                state._first_records[shard] = max(start.record + 1, state._first_records[shard])
+
+    patch.setattr(JournalState, "_trim", forget)
+
+
+def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
+    """A server that starts takes a head although records after it are deleted."""
+    read_head = JournalReader._read_head
+
+    def read(reader: JournalReader, piece) -> None:
+        reader._first = 0
+        read_head(reader, piece)
+
+    patch.setattr(JournalReader, "_read_head", read)
+
+
+def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
+    """The journal gives the shards of an append their offsets one after the other."""
+    append = JournalState._append
+
+    def split(state: JournalState, request: AppendRequest, group):
+        if len(request.batches) == 1:
+            return append(state, request, group)
+        first, *later = request.batches
+        answer = append(state, structs.replace(request, batches=(first,)), group)
+        state.__dict__.setdefault("late", []).extend(later)
+        return answer
+
+    apply = JournalState.apply
+
+    def late(state: JournalState, group):
+        for batch in state.__dict__.pop("late", []):
+            apply(state, structs.replace(group, requests=(AppendRequest((batch,)),)))
+        return apply(state, group)
+
+    patch.setattr(JournalState, "_append", split)
+    patch.setattr(JournalState, "apply", late)
+
+
+def let_every_server_own_each_table(patch: pytest.MonkeyPatch) -> None:
+    """A second owner, whose lease is lost, adds the rows of the first again: nothing compares the offsets."""
+    patch.setattr(StreamOwners, "is_owner", lambda owners, uuid: True)
+    flush_without_comparing(patch)
+
+
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (acknowledge_before_the_sync, "acknowledged rows are lost|beyond the watermark", False, 5),
     (forget_flushed_offsets, "acknowledged rows are lost", False, 9),
     (skip_numbers, "acknowledged rows are lost", False, 1),
     (forget_what_producers_sent, "twice|out of order", False, 1),
     (flush_without_comparing, "twice", True, 2),
-    (accept_appends_in_any_order, "out of order", True, 17),
+    (accept_appends_in_any_order, "out of order|invariant", True, 1),
     (follow_no_flush, "acknowledged rows are lost|went back", True, 3),
     (serve_rows_of_the_last_process_without_a_sync, "beyond the watermark|went back", False, 37),
     (read_shards_at_different_moments, "half of an append|acknowledged rows are lost", False, 1),
     (store_shards_apart, "half of an append", False, 58),
+    (plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 6),
+    (acknowledge_before_the_journal, "acknowledged rows are lost", True, 1),
+    (decide_by_a_setting_of_the_server, "other states|twice|out of order", True, 1),
+    (delete_rows_that_came_late, "acknowledged rows are lost|is gone", True, 1),
+    (begin_at_any_head, "other states|acknowledged rows are lost|twice", True, 4),
+    (write_shards_apart, "half of an append|other states", True, 1),
+    (let_every_server_own_each_table, "twice", True, 1),
 ]
 """What breaks, how the simulation says so, whether in a fleet, and from which seed on it is found soon."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from seamark.formats.runtime.errors import LogUnavailable
 from seamark.metaserver.log.port import Shard
 
 
@@ -45,10 +46,10 @@ class Broker(Protocol):
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
         """Create the topics and partitions of shards that have none."""
 
-    async def write(self, records: Sequence[NewRecord]) -> list[int]:
-        """Write records durably; return Kafka's offset of each.
+    async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
+        """Write records durably; return Kafka's offset of each, or why it was not written.
 
-        After an error, some of the records may be there. No journal names them.
+        A record with an error may be there. No journal names it.
         """
 
     def write_journal(self, value: bytes) -> Awaitable[None]:

@@ -27,7 +27,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
@@ -46,37 +47,43 @@ _FOLLOWED_MAX = 1000
 _READ_AHEAD_KB = 16 << 10
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
+_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
 
 
 class _Writes:
-    """The answers of Kafka to some records; the last of them ends the future on the event loop."""
+    """The answers of Kafka to some records: an offset or an error each. The last ends the future on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self.future: asyncio.Future[list[int]] = loop.create_future()
+        self.future: asyncio.Future[Sequence[int | KafkaError | LogUnavailable]] = loop.create_future()
         self._loop = loop
+        self._lock = threading.Lock()
         self._remaining = count
-        self._offsets = [-1] * count
-        self._error: KafkaError | None = None
+        self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
         """Take an answer; in the thread of the producer."""
-        if error is None:
-            self._offsets[place] = message.offset()
-        else:
-            self._error = error
-        self._remaining -= 1
-        if not self._remaining:
+        self._take(place, _offset_of(message) if error is None else error)
+
+    def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
+        """Take the error of records that the producer has not accepted."""
+        for place in places:
+            self._take(place, error)
+
+    def _take(self, place: int, answer: int | KafkaError | LogUnavailable) -> None:
+        with self._lock:
+            if self._answers[place] is not None:
+                return
+            self._answers[place] = answer
+            self._remaining -= 1
+            is_last = not self._remaining
+        if is_last:
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if self.future.done():
-            return
-        if self._error is not None:
-            self.future.set_exception(KafkaException(self._error))
-        else:
-            self.future.set_result(self._offsets)
+        if not self.future.done():
+            self.future.set_result([answer for answer in self._answers if answer is not None])
 
 
 class KafkaBroker:
@@ -149,7 +156,9 @@ class KafkaBroker:
             LogUnavailable: The cluster does not answer, or refuses this client.
         """
         self._serving.start()
-        cluster = await self._run(partial(self._admin.list_topics, self._address.journal, timeout=_TIMEOUT_S))
+        # Not `list_topics`, which may create a missing topic with the retention of the broker.
+        cluster = await self._ended(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
+        assert cluster is not None
         await self._create_topic(self._address.journal, 1)
         description = (await self._describe([self._address.journal]))[self._address.journal]
         self._partitions[self._address.journal] = 1
@@ -205,9 +214,11 @@ class KafkaBroker:
             # The broker's settings say how many replicas a topic has.
             created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
             await self._ended(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
-        elif len(present.partitions) < count:
-            added = self._admin.create_partitions([NewPartitions(topic, count)])
-            await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+        else:
+            await self._check_config(topic)
+            if len(present.partitions) < count:
+                added = self._admin.create_partitions([NewPartitions(topic, count)])
+                await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -219,6 +230,25 @@ class KafkaBroker:
                     f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
                 )
             await asyncio.sleep(0.01)
+
+    async def _check_config(self, topic: str) -> None:
+        """Check that Kafka does not remove records of a topic by itself.
+
+        Raises:
+            LogUnavailable: It does.
+        """
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        described = self._admin.describe_configs([resource])[resource]
+        config = await self._ended(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        if config is None:
+            _log.warning("the retention of a topic is not checked: no permission to describe it", topic=topic)
+            return
+        for name, value in _TOPIC_CONFIG.items():
+            if config[name].value != value:
+                raise LogUnavailable(
+                    f"Kafka would remove rows of the topic {topic} that are in no data file: its {name} is "
+                    f"{config[name].value}. Set it to {value}"
+                )
 
     async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
         """Return the descriptions of the topics that exist."""
@@ -260,19 +290,26 @@ class KafkaBroker:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def write(self, records: Sequence[NewRecord]) -> list[int]:
+    async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
         writes = _Writes(self._loop, len(records))
-        messages: dict[Shard, list[dict[str, Any]]] = defaultdict(list)
+        places: dict[Shard, list[int]] = defaultdict(list)
         for place, record in enumerate(records):
-            messages[record.shard].append({"value": record.value, "callback": partial(writes.end, place)})
-        for shard, each in messages.items():
-            self._produce(self._address.topic_of(shard.stream), shard.number, each)
-        try:
-            return await writes.future
-        except KafkaException as error:
-            for shard in messages:  # Another process may have deleted the topic.
-                self._partitions.pop(self._address.topic_of(shard.stream), None)
-            raise self._unavailable(error) from error
+            places[record.shard].append(place)
+        for shard, each in places.items():
+            messages = [{"value": records[place].value, "callback": partial(writes.end, place)} for place in each]
+            try:
+                self._produce(self._address.topic_of(shard.stream), shard.number, messages)
+            except LogUnavailable as error:
+                writes.refuse(each, error)
+        answers: list[int | LogUnavailable] = []
+        for record, answer in zip(records, await writes.future, strict=True):
+            if isinstance(answer, KafkaError):
+                if answer.code() in _NO_TOPIC:  # Another process has deleted it.
+                    self._partitions.pop(self._address.topic_of(record.shard.stream), None)
+                answers.append(self._unavailable(KafkaException(answer)))
+            else:
+                answers.append(answer)
+        return answers
 
     def _produce(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
         """Hand messages to the producer.
@@ -280,13 +317,22 @@ class KafkaBroker:
         Raises:
             LogUnavailable: The producer does not take them.
         """
+        producer = self._producer
         try:
-            count = self._producer.produce_batch(topic, messages, partition=partition)
+            count = producer.produce_batch(topic, messages, partition=partition)
         except (BufferError, KafkaException) as error:
-            raise LogUnavailable(f"The client of Kafka does not take the rows ({error}); retry later") from error
-        if count < len(messages):
-            refused = next(message["_error"] for message in messages if "_error" in message)
-            raise LogUnavailable(f"The client of Kafka does not take the rows ({refused}); retry later")
+            reason: object = error.args[0]
+        else:
+            if count == len(messages):
+                return
+            reason = next(message["_error"] for message in messages if "_error" in message)
+        if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
+            self._partitions.pop(topic, None)
+        if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
+            # The producer cannot keep the order of its records any more. Another one begins with new records.
+            self._producer = self._make_producer()
+            self._threads.submit(_end_producer, producer)
+        raise LogUnavailable(f"The client of Kafka does not take the rows ({reason}); retry later")
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         writes = _Writes(self._loop, 1)
@@ -294,13 +340,12 @@ class KafkaBroker:
         return self._journaled(writes)
 
     async def _journaled(self, writes: _Writes) -> None:
-        try:
-            await writes.future
-        except KafkaException as error:
+        (answer,) = await writes.future
+        if not isinstance(answer, int):
             raise CommitUnknown(
-                f"Kafka at {self._address.servers} did not confirm the rows ({error.args[0]}): they may be stored or "
+                f"Kafka at {self._address.servers} did not confirm the rows ({answer}): they may be stored or "
                 "not. Repeat the request with the same sequence number"
-            ) from error
+            )
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -333,8 +378,8 @@ class KafkaBroker:
                         raise OffsetOutOfRange(f"The topic {topic} does not have the record {min(wanted)} any more")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif each.offset() in wanted:
-                    values[each.offset()] = each.value() or b""
+                elif (offset := _offset_of(each)) in wanted:
+                    values[offset] = each.value() or b""
             if time.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
@@ -362,7 +407,7 @@ class KafkaBroker:
             for each in [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 error = each.error()
                 if error is None:
-                    records.append((each.offset(), each.value() or b""))
+                    records.append((_offset_of(each), each.value() or b""))
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     records = []
                     self._follow_again(listener)
@@ -391,6 +436,19 @@ class KafkaBroker:
             self._loop.call_soon_threadsafe(work)
 
 
+def _offset_of(message: Message) -> int:
+    """Return Kafka's offset of a message without an error."""
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+def _end_producer(producer: Producer) -> None:
+    """Give up the records of a producer, and tell those who wait for them."""
+    producer.purge()
+    producer.flush(_TIMEOUT_S)
+
+
 class _Logger:
     """Takes the messages of the client library into the server's log."""
 
@@ -403,9 +461,15 @@ async def open_broker(address: KafkaAddress) -> AsyncIterator[KafkaBroker]:
     """Connect to a cluster.
 
     Raises:
-        LogUnavailable: The cluster does not answer.
+        LogUnavailable: The cluster does not answer, or a property of the client is invalid.
     """
-    broker = KafkaBroker(address, asyncio.get_running_loop())
+    try:
+        broker = KafkaBroker(address, asyncio.get_running_loop())
+    except KafkaException as error:
+        raise LogUnavailable(
+            f"The client of Kafka does not accept its properties ({error.args[0]}); correct the file of "
+            "stream_log_client_properties, then restart the server"
+        ) from error
     try:
         await broker.start()
         yield broker

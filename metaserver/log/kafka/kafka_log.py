@@ -18,10 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
@@ -52,6 +54,7 @@ from seamark.metaserver.log.kafka.journal import (
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState, Outcome
 from seamark.metaserver.log.port import (
+    PRODUCER_CHARS_MAX,
     Acknowledgement,
     Batch,
     Record,
@@ -69,8 +72,10 @@ RECORD_BYTES_MAX = 900_000
 """The maximum size of a record. Larger batches are in several records: a broker accepts 1 MB by default."""
 RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 _EVER = 1 << 62
-APPEND_SHARDS_MAX = 2000
+APPEND_SHARDS_MAX = 1000
 """The maximum number of shards of an append, so that a group of the journal is one record."""
+TRIMMED_SHARDS_MAX = 4000
+"""The maximum number of shards that lose rows at a time, for the same reason."""
 _log = structlog.get_logger("seamark.log")
 
 
@@ -82,7 +87,6 @@ class KafkaLimits:
         append_bytes_max: The maximum size of one append.
         waiting_bytes_max: The maximum size of the appends that wait for the cluster.
         group_bytes_max: The maximum size of the appends that are written together, except for a larger append.
-        group_requests_max: The maximum number of batches and other requests that one record of the journal has.
         groups_max: The maximum number of groups that are written at a time.
         retention_ms: The age at which released rows are removed.
         retention_bytes: The size above which released rows are removed earlier.
@@ -97,7 +101,6 @@ class KafkaLimits:
     append_bytes_max: int = 64 << 20
     waiting_bytes_max: int = 256 << 20
     group_bytes_max: int = 16 << 20
-    group_requests_max: int = 4000
     groups_max: int = 4
     retention_ms: int = 7 * 86_400_000
     retention_bytes: int = 64 << 30
@@ -117,6 +120,16 @@ class _Waiting:
     future: asyncio.Future[Outcome]
     batches: Mapping[Shard, Batch]
     size_bytes: int = 0
+
+    @property
+    def journal_bytes(self) -> int:
+        """The maximum size of the request in the journal."""
+        size_bytes = 50
+        if isinstance(self.request, AppendRequest | FenceRequest):
+            size_bytes += 4 * PRODUCER_CHARS_MAX
+        for shard, batch in self.batches.items():
+            size_bytes += 60 + len(shard.stream) + 9 * _count_pieces(batch)
+        return size_bytes
 
 
 class KafkaLog:
@@ -253,6 +266,7 @@ class KafkaLog:
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
                 repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
                 return next(repeated, Acknowledgement((), duplicate=True))
+        await self._broker.create_partitions(batches)
         size_bytes = sum(batch.size_bytes for batch in batches.values())
         if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
             raise TooManyRequests(
@@ -320,13 +334,12 @@ class KafkaLog:
 
     def _take_group(self) -> list[_Waiting]:
         group: list[_Waiting] = []
-        size_bytes = count = 0
+        size_bytes = journal_bytes = 0
         while self._requests:
             first = self._requests[0]
             size_bytes += first.size_bytes
-            count += max(1, len(first.batches))
-            is_full = size_bytes > self._limits.group_bytes_max or count > self._limits.group_requests_max
-            if group and is_full:
+            journal_bytes += first.journal_bytes
+            if group and (size_bytes > self._limits.group_bytes_max or journal_bytes > RECORD_BYTES_MAX):
                 break
             self._requests.popleft()
             self._waiting_bytes -= first.size_bytes
@@ -344,13 +357,13 @@ class KafkaLog:
         """
         futures = [waiting.future for waiting in group]
         try:
-            requests = await self._write_rows(group)
+            requests, futures = await self._write_rows(group)
             await previous.wait()
             number = self._next_group
             self._next_group += 1
             record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
-            self._answers[number] = futures
             written = self._broker.write_journal(encode_group(record))
+            self._answers[number] = futures
             journaled.set()
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):
@@ -370,38 +383,41 @@ class KafkaLog:
             self._slots.release()
             _refuse(futures, _unknown())
 
-    async def _write_rows(self, group: list[_Waiting]) -> list[Request]:
-        """Write the rows of a group; return its requests with their positions in Kafka."""
+    async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
+        """Write the rows of a group.
+
+        An append whose rows are not written is refused. It does not concern the others.
+
+        Returns:
+            The other requests, with their positions in Kafka, and their futures.
+        """
         records = [
             NewRecord(shard, piece)
             for waiting in group
             for shard, batch in waiting.batches.items()
             for piece in _pieces(batch)
         ]
-        offsets: deque[int] = deque()
-        if records:
-            await self._broker.create_partitions({record.shard for record in records})
-            offsets.extend(await self._broker.write(records))
+        written = iter(await self._broker.write(records) if records else ())
         requests: list[Request] = []
+        futures: list[asyncio.Future[Outcome]] = []
         for waiting in group:
             request = waiting.request
             if isinstance(request, AppendRequest):
-                entries = [
-                    RowsEntry(
-                        shard.stream,
-                        shard.number,
-                        batch.rows,
-                        len(batch.payload),
-                        len(batch.kinds),
-                        tuple(offsets.popleft() for _ in range(_count_pieces(batch))),
-                    )
-                    for shard, batch in waiting.batches.items()
-                ]
-                request = AppendRequest(
-                    tuple(entries), request.producer, request.sequence, request.epoch, request.sparse
-                )
+                entries: list[RowsEntry] = []
+                errors: list[LogUnavailable] = []
+                for shard, batch in waiting.batches.items():
+                    outcomes = list(islice(written, _count_pieces(batch)))
+                    errors += [each for each in outcomes if isinstance(each, LogUnavailable)]
+                    offsets = tuple(each for each in outcomes if isinstance(each, int))
+                    sizes = batch.rows, len(batch.payload), len(batch.kinds)
+                    entries.append(RowsEntry(shard.stream, shard.number, *sizes, offsets))
+                if errors:
+                    _refuse([waiting.future], errors[0])
+                    continue
+                request = structs.replace(request, batches=tuple(entries))
             requests.append(request)
-        return requests
+            futures.append(waiting.future)
+        return requests, futures
 
     def _refuse_waiting(self) -> None:
         while self._requests:
@@ -482,7 +498,7 @@ class KafkaLog:
             bytes_max=limits.retention_bytes,
         )
         if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
-            await self._request(TrimRequest(tuple(starts), limits.retention_ms))
+            await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
         before = {
             shard: record
             for shard, record in self._journal.first_records().items()

@@ -367,7 +367,8 @@ class Leases:
         now_s = self._clock.monotonic()
         until_s = now_s + operation.lease_ms / 1000
         self._until_s[operation.replica.address] = (until_s, operation.replica)
-        return [replica for until_s, replica in self._until_s.values() if until_s > now_s]
+        live = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
+        return sorted(live, key=lambda replica: replica.address)
 
 
 class RemoteLeases:

@@ -263,7 +263,10 @@ class World:
 
     def _check_state(self, log: KafkaLog) -> None:
         """Check that all servers that have applied the same records of the journal have the same state."""
-        log.check_invariants()
+        try:
+            log.check_invariants()
+        except AssertionError as error:
+            raise Broken(f"an invariant of the log does not hold: {error}") from error
         applied, state = log.snapshot()
         if self.states.setdefault(applied, state) != state:
             raise Broken(f"servers have other states after record {applied} of the journal")
@@ -408,9 +411,7 @@ class World:
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
-                if not self.is_fleet:  # in a fleet another server has flushed and removed them
-                    raise Broken(f"acknowledged rows are lost: {error.message}") from None
-                continue
+                raise Broken(f"acknowledged rows are lost: {error.message}") from None
             except (SeamarkError, Lost):
                 continue
             if uuid != self.uuid:

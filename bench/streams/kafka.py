@@ -1,0 +1,127 @@
+"""How fast does the log in Kafka acknowledge rows, beside a client that writes to Kafka itself?
+
+The peer is confluent-kafka with the same promise: `acks=all`, an idempotent producer, one record for a batch, and a
+writer that waits for the answer of the broker before its next batch. Both use the same broker, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.report import OURS, Report, Row
+from bench.streams.log import Measured
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.log.kafka.address import KafkaAddress
+from seamark.metaserver.log.kafka.client import open_kafka_log
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog
+from seamark.metaserver.log.port import Batch, Shard
+from tests.services.kafka import Kafka, kafka_broker
+
+RAW = "confluent-kafka"
+ROWS = (1, 10, 1000)
+ROW_BYTES = (100, 1000)
+WRITERS = (1, 64, 512)
+SECONDS, QUICK_SECONDS = 3.0, 0.2
+PARTITIONS = 8
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    seconds = QUICK_SECONDS if quick else SECONDS
+    report = Report("streams_kafka", "How fast does the log in Kafka acknowledge rows?", peer="confluent-kafka alone")
+    with kafka_broker(folder / "broker") as kafka:
+        for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
+            for writers in WRITERS:
+                raw = await _written_raw(kafka, rows, row_bytes, writers, seconds)
+                ours = await _appended(kafka, rows, row_bytes, writers, seconds)
+                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
+    report.notes += [
+        f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
+        "One broker, on the same machine: Kafka answers when the page cache has the record, without a sync.",
+        "Ours writes the rows and then the journal, and answers when it has read the journal again: three round trips. "
+        "The peer writes the rows only. It gives no offsets of rows, and recognises no append that is repeated later.",
+        "CPU is that of the writing process, without the broker.",
+    ]
+    return report
+
+
+def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, raw: Measured) -> None:
+    mib = rows * row_bytes / 2**20
+    add = report.rows.append
+    add(Row(case, "acknowledged", "rows/s", {OURS: ours.rate * rows, RAW: raw.rate * rows}, False, RAW))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, RAW: raw.rate * mib}, False, RAW))
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
+    add(Row(case, "batches a group", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
+
+
+async def _appended(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+    """Append batches to the log by several writers for a time."""
+    batch = Batch(rows, os.urandom(rows * row_bytes))
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    latencies: list[float] = []
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        shards = [Shard("table", number) for number in range(PARTITIONS)]
+        await log.append(dict.fromkeys(shards, batch))  # creates the topic
+        before, started, cpu = log.groups, time.perf_counter(), time.process_time()
+        await asyncio.gather(
+            *(
+                _append(log, shards[number % PARTITIONS], batch, started + seconds, latencies)
+                for number in range(writers)
+            )
+        )
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        return Measured(latencies, seconds, cpu_s, log.groups - before)
+
+
+async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, latencies: list[float]) -> None:
+    while (before := time.perf_counter()) < until_s:
+        await log.append({shard: batch})
+        latencies.append(time.perf_counter() - before)
+
+
+async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+    """Write batches by a producer for a time; a thread serves its callbacks."""
+    topic, value = f"raw.{kafka.create_prefix()}", os.urandom(rows * row_bytes)
+    created = AdminClient({"bootstrap.servers": kafka.address}).create_topics([NewTopic(topic, PARTITIONS)])
+    await asyncio.wrap_future(created[topic])
+    loop = asyncio.get_running_loop()
+    producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
+    is_ending = threading.Event()
+    polling = threading.Thread(target=_poll, args=(producer, is_ending))
+    polling.start()
+    latencies: list[float] = []
+
+    async def write(partition: int) -> None:
+        while (before := time.perf_counter()) - started < seconds:
+            answer: asyncio.Future[None] = loop.create_future()
+            producer.produce(topic, value, partition=partition, on_delivery=partial(_end, loop, answer))
+            await answer
+            latencies.append(time.perf_counter() - before)
+
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
+        return Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+    finally:
+        is_ending.set()
+        await asyncio.to_thread(polling.join)
+
+
+def _poll(producer: Producer, is_ending: threading.Event) -> None:
+    while not is_ending.is_set():
+        producer.poll(0.1)
+
+
+def _end(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[None], error: object, _message: object) -> None:
+    assert error is None, error
+    loop.call_soon_threadsafe(answer.set_result, None)
