@@ -5,6 +5,7 @@ Rows that do not fit refuse the whole request. If the table has a dead-letter ta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ from seamark.metaserver.streams.changes import (
 from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.rows import RejectedRow, to_batch
+
+_ROW_NUMBER = re.compile(r"^Row 0,? ")
+"""The number of a row that was prepared alone, in a message about it."""
 
 
 class PreparedRows(NamedTuple):
@@ -68,11 +72,12 @@ class RowPreparation:
     is_envelope: bool = False
     rejects_rows: bool = False
 
-    def prepare_json(self, decoded: Sequence[Any]) -> PreparedRows:
+    def prepare_json(self, decoded: Sequence[Any], lines: Sequence[bytes] | None = None) -> PreparedRows:
         """Prepare JSON rows.
 
         Args:
             decoded: The rows of `decode_rows`.
+            lines: The text of each row, if the rows are lines.
 
         Raises:
             BadRequest: A row does not fit; the message has its number, the column and the value.
@@ -109,7 +114,13 @@ class RowPreparation:
             rejected |= {sources[row]: reason for row, reason in reasons.items()}
             accepted = [row for row in range(len(changes)) if sources[row] not in rejected]
             conformed = [conform(accepted)] if accepted else []
-        letters = [RejectedRow(_to_text(decoded[number]), rejected[number]) for number in sorted(rejected)]
+        letters = [
+            RejectedRow(
+                encode_json(decoded[number]) if lines is None else lines[number].decode("utf-8", "replace"),
+                rejected[number],
+            )
+            for number in sorted(rejected)
+        ]
         return self._pack(conformed, key, letters)
 
     def prepare_arrow(self, batches: Sequence[pa.RecordBatch]) -> PreparedRows:
@@ -133,7 +144,7 @@ class RowPreparation:
                 conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed
                 letters += [
-                    RejectedRow(_to_text(batch.slice(row, 1).to_pylist()[0]), reason)
+                    RejectedRow(encode_json(batch.slice(row, 1).to_pylist()[0]), reason)
                     for row, reason in sorted(reasons.items())
                 ]
             first += batch.num_rows
@@ -157,7 +168,7 @@ class RowPreparation:
                 if not self.rejects_rows:
                     raise
                 if len(rows) == 1:
-                    reasons[rows[0]] = error.message.removeprefix("Row 0, ")
+                    reasons[rows[0]] = _ROW_NUMBER.sub("", error.message)
                     return
                 middle = len(rows) // 2
                 search(rows[:middle])
@@ -203,8 +214,6 @@ class _ArrowRows:
         return _Conformed(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
 
 
-def _to_text(row: Any) -> str:
-    """Return a row as it was sent, or as JSON."""
-    if isinstance(row, RejectedRow):
-        return row.raw
+def encode_json(row: Any) -> str:
+    """Return a row as JSON."""
     return msgspec.json.encode(row, enc_hook=str).decode()

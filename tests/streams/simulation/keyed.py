@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from seamark.formats.runtime.errors import CommitConflict, NoSuchTable, RetryLater
 from seamark.metaserver.log.port import Batch, RowKind, Shard, StreamLog
-from seamark.metaserver.log.segments import SegmentLimits
+from seamark.metaserver.log.segments import SegmentLimits, open_segments
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
+from tests.log.disk import copy_of
 from tests.streams.simulation.ports import Catalog, LineFiles, Storage, Table
-from tests.streams.simulation.world import SHARDS, Append, Broken, Process, World
+from tests.streams.simulation.world import SHARDS, Append, Broken, InstantRunner, Process, World
 
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
@@ -234,22 +235,28 @@ class KeyedWorld(World):
         if missing := [file for file in files if file not in self.storage.objects]:
             raise Broken(f"a plan names {missing[0]}, which is gone")
         lines = list(self._live_lines(files))
-        log = self.shared_log if self.is_fleet else process.log
-        if process.is_alive and log is not None:
-            await self._compare(log, uuid, fresh.offsets, lines, required)
+        await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
 
-    async def _compare(
-        self, log: StreamLog, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]
-    ) -> None:
+    async def _read_log(self, uuid: str, offsets: Mapping[int, int]) -> list[bytes]:
+        """Return the rows of the log up to these offsets, as a process would read them after a power cut."""
+        async with AsyncExitStack() as stack:
+            log: StreamLog = self.shared_log
+            if not self.is_fleet:
+                disk = copy_of(self.disk, durable=True)
+                log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
+            lines: list[bytes] = []
+            for number, end in offsets.items():
+                at = 0
+                while at < end:
+                    for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
+                        lines += record.batch.payload.split(b"\n")
+                        at = record.end
+            return lines
+
+    async def _compare(self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]) -> None:
         """Check that rows are the replay of the log up to these offsets, and that the log has these appends."""
-        logged: list[bytes] = []
-        for number, end in offsets.items():
-            at = 0
-            while at < end:
-                for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
-                    logged += record.batch.payload.split(b"\n")
-                    at = record.end
+        logged = await self._read_log(uuid, offsets)
         self.replays += 1
         keys = Counter(map(key_of_line, lines))
         if repeated := [key for key, count in keys.items() if count > 1]:
@@ -268,6 +275,4 @@ class KeyedWorld(World):
 
     async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
-        log = self.shared_log if self.is_fleet else self.live()[0].log
-        assert log is not None
-        await self._compare(log, table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
+        await self._compare(table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
