@@ -38,6 +38,10 @@ _FILES_BY_FILE_MAX = 64
 """The maximum number of data files whose position deletes are in a file each, which plans name for that file alone."""
 
 
+_Version = tuple[int | None, int, int]
+"""The ids of a snapshot, a schema and a partition spec. Scan tasks depend on them."""
+
+
 class KeyHashes(NamedTuple):
     """The 128-bit hashes of keys, in two halves: uint64[keys] each."""
 
@@ -72,13 +76,13 @@ class KeyedRows:
 
     Attributes:
         keys: The distinct keys of the rows, also of deleted rows.
-        located: A snapshot, and the rows in its files that have one of the keys.
+        located: A version of the table, and the rows in its files that have one of the keys.
     """
 
     keys: BatchKeys
     hashes: KeyHashes
     files: tuple[FileKeys, ...]
-    located: tuple[int | None, tuple[MatchedRows, ...]] | None = None
+    located: tuple[_Version, tuple[MatchedRows, ...]] | None = None
 
 
 class EncodedDeletes(NamedTuple):
@@ -200,7 +204,8 @@ def encode_deletes(
             without remaining rows.
 
     Raises:
-        BadRequest: The rows cannot be located or deleted.
+        Unwritable: The table does not support deletes.
+        Unreadable: A file of the table cannot be read.
     """
     server = ServerFiles(stored)
     storage = ServerStorage({}, "", stored, server.sizes_bytes)
@@ -233,9 +238,11 @@ def _delete_stored(
 ) -> list[DeletedRows]:
     """Return the rows in the table's files that have one of the keys."""
     by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
+    metadata = opened.metadata
+    version = opened.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
-        if part.located is None or part.located[0] != opened.snapshot_id:
-            part.located = opened.snapshot_id, locate(server, opened, part.keys).files
+        if part.located is None or part.located[0] != version:
+            part.located = version, locate(server, opened, part.keys).files
         for rows in part.located[1]:
             by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
     return [

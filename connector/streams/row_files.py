@@ -34,7 +34,7 @@ from seamark.connector.write.target import WriteTarget, target_of
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _SCHEMA_ID = b"seamark.schema-id"
 """In the metadata of the Arrow schema: the id of the table's schema to which the rows conform."""
@@ -193,12 +193,15 @@ def encode_row_deletes(
     """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
 
     Raises:
-        BadRequest: If the rows cannot be located or deleted.
+        BadRequest: If the table does not support deletes.
+        Corrupt: If a file of the table cannot be read.
     """
     try:
         return encode_deletes(parts, metadata, stored, folder)
-    except (Unwritable, Unreadable) as error:
+    except Unwritable as error:
         raise BadRequest(f"The rows that later rows replace cannot be deleted: {error}") from None
+    except Unreadable as error:
+        raise Corrupt(f"The rows that later rows replace cannot be located: {error}") from None
 
 
 def _unpack(packed: _Slice) -> tuple[pa.RecordBatch, int]:

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from seamark.connector.client.errors import Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import LocalPath, Storage
 from seamark.connector.client.values import At
 from seamark.connector.write.row_locations import KeyAnswer
-from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
 
 
 class StoredRows(Protocol):
@@ -48,7 +49,10 @@ class ServerFiles:
         yield page
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
-        return self._stored.lookup(keys, index)
+        try:
+            return self._stored.lookup(keys, index)
+        except (BadRequest, TooLarge) as error:  # The caller then reads the files of the plan.
+            raise Refused(error.message) from None
 
 
 @dataclass(frozen=True)

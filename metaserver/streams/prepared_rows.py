@@ -47,6 +47,20 @@ class PreparedRows(NamedTuple):
     rejected: list[RejectedRow]
 
 
+class _ReadRows(NamedTuple):
+    """The changes of JSON rows.
+
+    Attributes:
+        values: The values of each change by column.
+        kinds: The kind of each change; empty for a table without a key.
+        sources: The number of the row from which each change comes.
+    """
+
+    values: Sequence[Mapping[str, Any]]
+    kinds: bytes
+    sources: Sequence[int]
+
+
 class _Conformed(NamedTuple):
     """Rows with the table's columns and, for a table with a key, the kind of each row."""
 
@@ -83,7 +97,41 @@ class RowPreparation:
             BadRequest: A row does not fit; the message has its number, the column and the value.
         """
         key = key_of(self.metadata)
+        read, rejected = self._read_changes(decoded, key)
+
+        def conform(rows: Sequence[int]) -> _Conformed:
+            is_whole = len(rows) == len(read.values)
+            values = read.values if is_whole else [read.values[row] for row in rows]
+            kinds = read.kinds if is_whole or not key else bytes(read.kinds[row] for row in rows)
+            batch = to_batch(values, self.metadata.current_schema)
+            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
+
+        conformed, reasons = self._conform(conform, len(read.values))
+        if reasons:
+            # A message with several changes is rejected as a whole.
+            rejected |= {read.sources[row]: reason for row, reason in reasons.items()}
+            accepted = [row for row in range(len(read.values)) if read.sources[row] not in rejected]
+            conformed = [conform(accepted)] if accepted else []
+        letters = [
+            RejectedRow(
+                encode_json(decoded[number]) if lines is None else lines[number].decode("utf-8", "replace"),
+                rejected[number],
+            )
+            for number in sorted(rejected)
+        ]
+        return self._pack(conformed, key, letters)
+
+    def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
+        """Return the changes of JSON rows, and the reasons of rows that are none by their numbers.
+
+        Raises:
+            BadRequest: A row is no change, and such rows are not rejected one by one.
+        """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
+        is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
+        if is_plain and not (has_kind and any(KIND_FIELD in row for row in decoded)):
+            kinds = bytes([RowKind.UPDATE]) * len(decoded) if key else b""
+            return _ReadRows(decoded, kinds, range(len(decoded))), {}
         changes: list[RowChange] = []
         sources: list[int] = []
         rejected: dict[int, str] = {}
@@ -101,27 +149,8 @@ class RowPreparation:
                 continue
             changes += found
             sources += [number] * len(found)
-
-        def conform(rows: Sequence[int]) -> _Conformed:
-            chosen = [changes[row] for row in rows]
-            kinds = encode_kinds([change.kind for change in chosen], key)
-            batch = to_batch([change.values for change in chosen], self.metadata.current_schema)
-            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
-
-        conformed, reasons = self._conform(conform, len(changes))
-        if reasons:
-            # A message with several changes is rejected as a whole.
-            rejected |= {sources[row]: reason for row, reason in reasons.items()}
-            accepted = [row for row in range(len(changes)) if sources[row] not in rejected]
-            conformed = [conform(accepted)] if accepted else []
-        letters = [
-            RejectedRow(
-                encode_json(decoded[number]) if lines is None else lines[number].decode("utf-8", "replace"),
-                rejected[number],
-            )
-            for number in sorted(rejected)
-        ]
-        return self._pack(conformed, key, letters)
+        kinds = encode_kinds([change.kind for change in changes], key)
+        return _ReadRows([change.values for change in changes], kinds, sources), rejected
 
     def prepare_arrow(self, batches: Sequence[pa.RecordBatch]) -> PreparedRows:
         """Prepare Arrow rows.
@@ -184,9 +213,10 @@ class RowPreparation:
         kinds = b"".join(part.kinds for part in parts)
         if not key:
             return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
-        shards = pa.array(
-            [0] * rows.num_rows if self.shards == 1 else self.row_files.shards(rows, self.metadata, key, self.shards)
-        )
+        if self.shards == 1:
+            whole = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
+            return PreparedRows(rows.num_rows, {0: whole}, letters)
+        shards = pa.array(self.row_files.shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
             chosen = pc.equal(shards, shard)

@@ -31,7 +31,7 @@ _ALL_TABLES = "tables"
 
 
 class RowsOfTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    namespace: list[str]
+    namespace: tuple[str, ...]
     name: str
     rows: Annotated[msgspec.Raw, doc("JSON rows, as for one table.", type="array")]
 

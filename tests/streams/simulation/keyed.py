@@ -6,6 +6,7 @@ replay of the log up to the offsets of its plan.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,7 +164,8 @@ class KeyedWorld(World):
         self.files = KeyedFiles(self.storage)
         self.log_limits = KEEPS_LOG
         self.compactions = self.replays = 0
-        self._offsets: dict[tuple[int, str], Mapping[int, int]] = {}
+        self._offsets: dict[object, Mapping[int, int]] = {}
+        """The last offsets that each reader has seen, by the reader, the process and the table."""
         # The model is the log, so nothing is removed from it.
         self.shared_log.trim = lambda: None
 
@@ -228,10 +230,11 @@ class KeyedWorld(World):
 
         files, fresh = await self.call(process, plan)
         await self._check_durable(uuid, fresh.offsets)
-        last = self._offsets.get((process.number, uuid), {})
+        reader = (asyncio.current_task(), process.number, uuid)
+        last = self._offsets.get(reader, {})
         if any(offset < last.get(shard, 0) for shard, offset in fresh.offsets.items()):
             raise Broken(f"a reader went back: from {last} to {fresh.offsets}")
-        self._offsets[process.number, uuid] = fresh.offsets
+        self._offsets[reader] = fresh.offsets
         if missing := [file for file in files if file not in self.storage.objects]:
             raise Broken(f"a plan names {missing[0]}, which is gone")
         lines = list(self._live_lines(files))
