@@ -37,12 +37,12 @@ class PreparedRows(NamedTuple):
     """Rows for the log.
 
     Attributes:
-        count: The number of rows that fit.
+        row_count: The number of rows that fit.
         batches: These rows: of a table without a key as one batch, else by shard; None without rows.
         rejected: The rows that do not fit, in their order.
     """
 
-    count: int
+    row_count: int
     batches: Batch | Mapping[int, Batch] | None
     rejected: list[RejectedRow]
 

@@ -184,9 +184,8 @@ def _check_dead_letter_table(call: Call, body: _CommitTable) -> None:
 def _sets_key(update: dict[str, Any]) -> bool:
     """Return whether an update may change the key of a stream table."""
     action = update.get("action")
-    names = update.get("updates") if action == "set-properties" else update.get("removals")
-    is_list = isinstance(names, dict | list)
-    return action == "add-schema" or (action in ("set-properties", "remove-properties") and is_list and KEY in names)
+    names = {"set-properties": update.get("updates"), "remove-properties": update.get("removals")}.get(str(action))
+    return action == "add-schema" or (isinstance(names, dict | list) and KEY in names)
 
 
 def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:

@@ -142,7 +142,7 @@ async def append_prepared(
         acknowledged = await call.components.streams.append(appends, key)
     return [
         AppendedRows(
-            rows.count,
+            rows.row_count,
             acknowledged.duplicate,
             [
                 RowPosition(place.shard.number, place.offset, place.end)
