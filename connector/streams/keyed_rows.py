@@ -241,9 +241,12 @@ def _delete_stored(
     metadata = opened.metadata
     version = opened.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
-        if part.located is None or part.located[0] != version:
-            part.located = version, locate(server, opened, part.keys).files
-        for rows in part.located[1]:
+        # Another thread may replace `part.located` by the rows of another version at any time.
+        located = part.located
+        if located is None or located[0] != version:
+            located = part.located = version, locate(server, opened, part.keys).files
+        for rows in located[1]:
+            server.add_sizes([rows.task.file, *rows.task.deletes])
             by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
     return [
         DeletedRows(

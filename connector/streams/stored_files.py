@@ -44,9 +44,12 @@ class ServerFiles:
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         page = msgspec.json.decode(self._stored.plan(body))
-        files = [*(task["data-file"] for task in page["file-scan-tasks"]), *page.get("delete-files", ())]
-        self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
+        self.add_sizes([*(task["data-file"] for task in page["file-scan-tasks"]), *page["delete-files"]])
         yield page
+
+    def add_sizes(self, files: Iterable[Mapping[str, Any]]) -> None:
+        """Remember the sizes of files of a plan, which is not repeated for rows that were located before."""
+        self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
         try:

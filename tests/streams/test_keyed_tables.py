@@ -79,6 +79,21 @@ async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream
         await stream.flush()
 
 
+async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: Stream) -> None:
+    await stream.post(*({"id": number, "name": "a"} for number in range(100)))
+    await stream.flush()
+    expected = dict.fromkeys(range(100), "a")
+    for turn in range(3):
+        await stream.post({"id": turn, "_op": "delete"})
+        await stream.flush()
+        del expected[turn]
+        for key in range(50, 58):
+            # The rows of the earlier parts are not located again, and the file has deletes already.
+            await stream.post({"id": key, "name": f"{turn}.{key}"})
+            expected[key] = f"{turn}.{key}"
+            assert await read(stream) == expected
+
+
 async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=debezium") -> Any:
     lines = b"\n".join(json.dumps(message).encode() for message in messages)
     status, answer = await stream.send(lines, LINES, query)
