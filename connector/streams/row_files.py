@@ -22,9 +22,9 @@ from seamark.connector.streams.keyed_rows import (
     FileKeys,
     KeyColumns,
     KeyedRows,
+    are_complete,
     check_key,
     encode_deletes,
-    hash_file,
     hash_keys,
     select_rows,
 )
@@ -182,8 +182,9 @@ def encode_keyed_rows(
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
         schema = _schema_of(metadata, int(table.schema.metadata[_SCHEMA_ID]))
-        hashes = hash_file(keys.fields, keys.read(table, schema))
-        file_keys.append(FileKeys(msgspec.json.decode(file.content_file), hashes))
+        columns = keys.read(table, schema)
+        content = msgspec.json.decode(file.content_file)
+        file_keys.append(FileKeys(content, hash_keys(keys.fields, columns), are_complete(columns)))
     return files, KeyedRows(latest.keys, latest.hashes, tuple(file_keys))
 
 
