@@ -29,8 +29,14 @@ from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.rows import RejectedRow, to_batch
 
+REJECTED_ROWS_MAX = 1_000
+"""The maximum number of rows of a request that do not fit the columns. Each takes some milliseconds to be found."""
 _ROW_NUMBER = re.compile(r"^Row 0,? ")
 """The number of a row that was prepared alone, in a message about it."""
+
+
+class _TooManyRejected(BadRequest):
+    """So many rows do not fit that the request is refused."""
 
 
 class PreparedRows(NamedTuple):
@@ -94,7 +100,8 @@ class RowPreparation:
             lines: The text of each row, if the rows are lines.
 
         Raises:
-            BadRequest: A row does not fit; the message has its number, the column and the value.
+            BadRequest: A row does not fit, or too many rows are rejected; the message has the number of the row, the
+                column and the value.
         """
         key = key_of(self.metadata)
         read, rejected = self._read_changes(decoded, key)
@@ -193,10 +200,17 @@ class RowPreparation:
                 return
             try:
                 conformed.append(conform(rows))
+            except _TooManyRejected:
+                raise
             except BadRequest as error:
                 if not self.rejects_rows:
                     raise
                 if len(rows) == 1:
+                    if len(reasons) == REJECTED_ROWS_MAX:
+                        raise _TooManyRejected(
+                            f"More than {REJECTED_ROWS_MAX:,} rows do not fit, so none was appended. One of them: "
+                            f"{error.message}"
+                        ) from None
                     reasons[rows[0]] = _ROW_NUMBER.sub("", error.message)
                     return
                 middle = len(rows) // 2

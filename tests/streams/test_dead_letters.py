@@ -20,6 +20,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.streams import prepared_rows
 from seamark.metaserver.streams.streams import ENABLED
 from tests.server.rig import running, some_settings
 from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, arrow_body, create, streaming
@@ -67,6 +68,18 @@ async def test_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> 
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
     assert answer["duplicate"]
     assert len(await read_letters(stream)) == 5
+
+
+async def test_too_many_rows_that_do_not_fit_refuse_the_request(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_letters(stream)
+    monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
+    status, text = await stream.refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
+    assert (status, "More than 3 rows do not fit" in text) == (400, True)
+    assert (await stream.ids(), await read_letters(stream)) == ([], [])
+    await stream.post({"id": 1}, *[{"id": "x"}] * 3)
+    assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
 
 
 async def test_arrow_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
