@@ -74,11 +74,7 @@ class StreamTables(Protocol):
         """
 
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
-        """Return the names of the key columns; empty for a table without a key.
-
-        Raises:
-            BadRequest: The key is not valid.
-        """
+        """Return the names of the key columns; empty for a table without a valid key."""
 
     def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""
