@@ -81,6 +81,16 @@ class CommitClient:
                 return parsed
         raise AssertionError("the loop returns or raises")
 
+    def flush(self, table: Name) -> int:
+        """Add the waiting rows of a stream table to its files; return their number.
+
+        Raises:
+            NotFound: The table does not exist.
+            Conflict: The flush conflicts with another commit.
+        """
+        rows: int = self.client._json("POST", f"{table_path(table)}/flush")["rows"]
+        return rows
+
 
 def back_off(number: int, *, first_s: float, max_s: float) -> None:
     """Sleep before the next attempt.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -38,47 +39,76 @@ _FILES_BY_FILE_MAX = 64
 """The maximum number of data files whose position deletes are in a file each, which plans name for that file alone."""
 
 
+_Version = tuple[int | None, int, int]
+"""The ids of a snapshot, a schema and a partition spec. Scan tasks depend on them."""
+
+
 class KeyHashes(NamedTuple):
     """The 128-bit hashes of keys, in two halves: uint64[keys] each."""
 
     high: Hashes
     low: Hashes
 
-    def find(self, others: KeyHashes) -> Mask:
-        """Return whether each key is among `others`: bool[keys]."""
-        high, low = np.concatenate([others.high, self.high]), np.concatenate([others.low, self.low])
-        is_own = np.arange(len(high)) >= len(others.high)
-        order = np.lexsort((is_own, low, high))
-        first = np.ones(len(order), dtype=np.bool_)
-        first[1:] = (high[order[1:]] != high[order[:-1]]) | (low[order[1:]] != low[order[:-1]])
-        starts = np.flatnonzero(first)
-        runs = np.cumsum(first) - 1
-        has_other = ~is_own[order[starts]]
-        found = np.zeros(len(high), dtype=np.bool_)
-        found[order] = has_other[runs]
-        return found[len(others.high) :]
+    def take(self, rows: Longs) -> KeyHashes:
+        return KeyHashes(self.high[rows], self.low[rows])
 
 
-class FileKeys(NamedTuple):
-    """A written file with the keys of its rows, in the order of the file. Rows without a key have no match."""
+class FileKeys:
+    """A written file, and the keys of its rows. Each key occurs once. Rows without a key are never found."""
 
-    content: dict[str, Any]
-    hashes: KeyHashes
+    def __init__(self, content: dict[str, Any], hashes: KeyHashes, complete: Mask) -> None:
+        """Sort the keys.
+
+        Args:
+            content: The ContentFile.
+            hashes: The hash of the key of each row, in the order of the file.
+            complete: Whether each row has a key: bool[rows].
+        """
+        self.content = content
+        keyed = np.flatnonzero(complete)
+        own = hashes.take(keyed)
+        order = np.lexsort((own.low, own.high))
+        self._positions: Longs = keyed[order]
+        self._sorted = own.take(order)
+        _, runs = np.unique(self._sorted.high, return_counts=True)
+        self._run = int(runs.max(initial=0))
+
+    def find(self, keys: KeyHashes) -> Longs:
+        """Return the positions of the rows with one of the keys, in any order."""
+        found = []
+        start = np.searchsorted(self._sorted.high, keys.high)
+        # More than one step is needed only if high halves of hashes are equal.
+        for step in range(self._run):
+            places = np.minimum(start + step, len(self._positions) - 1)
+            is_same = (self._sorted.high[places] == keys.high) & (self._sorted.low[places] == keys.low)
+            found.append(self._positions[places[is_same]])
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
 
-@dataclass
+@dataclass(eq=False)
 class KeyedRows:
     """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
 
     Attributes:
         keys: The distinct keys of the rows, also of deleted rows.
-        located: A snapshot, and the rows in its files that have one of the keys.
+        hashes: The hashes of these keys.
+        files: The files.
+        located: A version of the table, and the rows in its files that have one of the keys.
+        replaced: The positions of the rows of each file that a later part replaces, by the later part.
     """
 
     keys: BatchKeys
     hashes: KeyHashes
     files: tuple[FileKeys, ...]
-    located: tuple[int | None, tuple[MatchedRows, ...]] | None = None
+    located: tuple[_Version, tuple[MatchedRows, ...]] | None = None
+    replaced: WeakKeyDictionary[KeyedRows, list[Longs]] = field(default_factory=WeakKeyDictionary)
+
+    def find_replaced(self, later: KeyedRows) -> list[Longs]:
+        """Return the positions of the rows of each file that a later part replaces."""
+        positions = self.replaced.get(later)
+        if positions is None:
+            positions = self.replaced[later] = [file.find(later.hashes) for file in self.files]
+        return positions
 
 
 class EncodedDeletes(NamedTuple):
@@ -173,18 +203,7 @@ def select_rows(fields: Sequence[Field], columns: Sequence[pa.Array], kinds: byt
     stays &= np.frombuffer(kinds, dtype=np.uint8) != DELETE
     chosen = pa.array(latest)
     keys = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
-    return LatestRows(keys, KeyHashes(hashes.high[latest], hashes.low[latest]), stays)
-
-
-def hash_file(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
-    """Return the hashes of the keys of a file's rows. A row without a complete key has a hash that no key has."""
-    hashes = hash_keys(fields, columns)
-    complete = are_complete(columns)
-    if complete.all():
-        return hashes
-    # A null key is never looked up: `KeyedRows.hashes` has complete keys only, and a hash of 128 zero bits is as
-    # improbable as any collision of two hashes.
-    return KeyHashes(np.where(complete, hashes.high, np.uint64(0)), np.where(complete, hashes.low, np.uint64(0)))
+    return LatestRows(keys, hashes.take(latest), stays)
 
 
 def encode_deletes(
@@ -200,7 +219,8 @@ def encode_deletes(
             without remaining rows.
 
     Raises:
-        BadRequest: The rows cannot be located or deleted.
+        Unwritable: The table does not support deletes.
+        Unreadable: A file of the table cannot be read.
     """
     server = ServerFiles(stored)
     storage = ServerStorage({}, "", stored, server.sizes_bytes)
@@ -233,10 +253,15 @@ def _delete_stored(
 ) -> list[DeletedRows]:
     """Return the rows in the table's files that have one of the keys."""
     by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
+    metadata = opened.metadata
+    version = opened.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
-        if part.located is None or part.located[0] != opened.snapshot_id:
-            part.located = opened.snapshot_id, locate(server, opened, part.keys).files
-        for rows in part.located[1]:
+        # Another thread may replace `part.located` by the rows of another version at any time.
+        located = part.located
+        if located is None or located[0] != version:
+            located = part.located = version, locate(server, opened, part.keys).files
+        for rows in located[1]:
+            server.add_sizes([rows.task.file, *rows.task.deletes])
             by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
     return [
         DeletedRows(
@@ -255,15 +280,14 @@ def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
     """Return the rows in files of parts that a later part replaces."""
     deleted = []
     for number, part in enumerate(parts[:-1]):
-        later = [other.hashes for other in parts[number + 1 :]]
-        replacing = KeyHashes(*(np.concatenate(halves) for halves in zip(*later, strict=True)))
-        for file in part.files:
-            positions = np.flatnonzero(file.hashes.find(replacing))
-            if len(positions):
+        by_part = [part.find_replaced(later) for later in parts[number + 1 :]]
+        for file, positions in zip(part.files, zip(*by_part, strict=True), strict=True):
+            replaced = union_positions(*positions)
+            if len(replaced):
                 content = file.content
                 deleted.append(
                     DeletedRows(
-                        content["file-path"], content.get("spec-id", 0), content.get("partition") or (), positions
+                        content["file-path"], content.get("spec-id", 0), content.get("partition") or (), replaced
                     )
                 )
     return deleted

@@ -22,9 +22,9 @@ from seamark.connector.streams.keyed_rows import (
     FileKeys,
     KeyColumns,
     KeyedRows,
+    are_complete,
     check_key,
     encode_deletes,
-    hash_file,
     hash_keys,
     select_rows,
 )
@@ -34,7 +34,7 @@ from seamark.connector.write.target import WriteTarget, target_of
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _SCHEMA_ID = b"seamark.schema-id"
 """In the metadata of the Arrow schema: the id of the table's schema to which the rows conform."""
@@ -182,8 +182,9 @@ def encode_keyed_rows(
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
         schema = _schema_of(metadata, int(table.schema.metadata[_SCHEMA_ID]))
-        hashes = hash_file(keys.fields, keys.read(table, schema))
-        file_keys.append(FileKeys(msgspec.json.decode(file.content_file), hashes))
+        columns = keys.read(table, schema)
+        content = msgspec.json.decode(file.content_file)
+        file_keys.append(FileKeys(content, hash_keys(keys.fields, columns), are_complete(columns)))
     return files, KeyedRows(latest.keys, latest.hashes, tuple(file_keys))
 
 
@@ -193,12 +194,15 @@ def encode_row_deletes(
     """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
 
     Raises:
-        BadRequest: If the rows cannot be located or deleted.
+        BadRequest: If the table does not support deletes.
+        Corrupt: If a file of the table cannot be read.
     """
     try:
         return encode_deletes(parts, metadata, stored, folder)
-    except (Unwritable, Unreadable) as error:
+    except Unwritable as error:
         raise BadRequest(f"The rows that later rows replace cannot be deleted: {error}") from None
+    except Unreadable as error:
+        raise Corrupt(f"The rows that later rows replace cannot be located: {error}") from None
 
 
 def _unpack(packed: _Slice) -> tuple[pa.RecordBatch, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.names import Name, table_path
 
 _PAGE = "1000"
@@ -47,5 +48,4 @@ def flush_stream(client: SeamarkClient, table: Name) -> int:
         NotFound: The table does not exist.
         Refused: The flush conflicts with another commit; the status is 409.
     """
-    rows: int = client._json("POST", f"{table_path(table)}/flush")["rows"]
-    return rows
+    return CommitClient(client).flush(table)

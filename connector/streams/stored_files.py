@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from seamark.connector.client.errors import Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import LocalPath, Storage
 from seamark.connector.client.values import At
 from seamark.connector.write.row_locations import KeyAnswer
-from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
 
 
 class StoredRows(Protocol):
@@ -43,12 +44,18 @@ class ServerFiles:
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         page = msgspec.json.decode(self._stored.plan(body))
-        files = [*(task["data-file"] for task in page["file-scan-tasks"]), *page.get("delete-files", ())]
-        self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
+        self.add_sizes([*(task["data-file"] for task in page["file-scan-tasks"]), *page["delete-files"]])
         yield page
 
+    def add_sizes(self, files: Iterable[Mapping[str, Any]]) -> None:
+        """Remember the sizes of files of a plan, which is not repeated for rows that were located before."""
+        self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
+
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
-        return self._stored.lookup(keys, index)
+        try:
+            return self._stored.lookup(keys, index)
+        except (BadRequest, TooLarge) as error:  # The caller then reads the files of the plan.
+            raise Refused(error.message) from None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table
-from seamark.connector.streams.status import flush_stream
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
@@ -162,7 +161,7 @@ def commit_row_change(
             # Readers may have seen rows of a stream that are in no snapshot, and that the change has to find.
             is_flushed = True
             with suppress(Unavailable):  # Another server has the log, and this server has shown none of these rows.
-                flush_stream(client, table)
+                CommitClient(client).flush(table)
             previous = opened
             opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if opened.snapshot_id != previous.snapshot_id:

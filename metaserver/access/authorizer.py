@@ -80,7 +80,7 @@ def _rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement"):
         rules[name] = Rule(Role.READER, recorded=True)
-    for name in ("makePlanView", "adviseTtl", "takeRewriteLease", "appendRows"):
+    for name in ("makePlanView", "adviseTtl", "takeRewriteLease", "appendRows", "appendRowsToTables"):
         rules[name] = Rule(Role.WRITER, read_only=True)
     for name in ("listTokens", "listAudit", "listReplicas"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG, read_only=True)

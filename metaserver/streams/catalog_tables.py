@@ -88,8 +88,14 @@ class CatalogTables:
         return entry
 
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
-        """Return the names of the key columns; empty for a table without a key."""
-        return key_of(metadata)
+        """Return the names of the key columns; empty for a table without a valid key.
+
+        Rows that wait state the key that was valid when they were accepted.
+        """
+        try:
+            return key_of(metadata)
+        except BadRequest:
+            return ()
 
     def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""

@@ -5,6 +5,7 @@ Rows that do not fit refuse the whole request. If the table has a dead-letter ta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,19 +29,42 @@ from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.rows import RejectedRow, to_batch
 
+REJECTED_ROWS_MAX = 1_000
+"""The maximum number of rows of a request that do not fit the columns. Each takes some milliseconds to be found."""
+_ROW_NUMBER = re.compile(r"^Row 0,? ")
+"""The number of a row that was prepared alone, in a message about it."""
+
+
+class _TooManyRejected(BadRequest):
+    """So many rows do not fit that the request is refused."""
+
 
 class PreparedRows(NamedTuple):
     """Rows for the log.
 
     Attributes:
-        count: The number of rows that fit.
+        row_count: The number of rows that fit.
         batches: These rows: of a table without a key as one batch, else by shard; None without rows.
         rejected: The rows that do not fit, in their order.
     """
 
-    count: int
+    row_count: int
     batches: Batch | Mapping[int, Batch] | None
     rejected: list[RejectedRow]
+
+
+class _ReadRows(NamedTuple):
+    """The changes of JSON rows.
+
+    Attributes:
+        values: The values of each change by column.
+        kinds: The kind of each change; empty for a table without a key.
+        sources: The number of the row from which each change comes.
+    """
+
+    values: Sequence[Mapping[str, Any]]
+    kinds: bytes
+    sources: Sequence[int]
 
 
 class _Conformed(NamedTuple):
@@ -68,17 +92,53 @@ class RowPreparation:
     is_envelope: bool = False
     rejects_rows: bool = False
 
-    def prepare_json(self, decoded: Sequence[Any]) -> PreparedRows:
+    def prepare_json(self, decoded: Sequence[Any], lines: Sequence[bytes] | None = None) -> PreparedRows:
         """Prepare JSON rows.
 
         Args:
             decoded: The rows of `decode_rows`.
+            lines: The text of each row, if the rows are lines.
 
         Raises:
-            BadRequest: A row does not fit; the message has its number, the column and the value.
+            BadRequest: A row does not fit, or too many rows are rejected; the message has the number of the row, the
+                column and the value.
         """
         key = key_of(self.metadata)
+        read, rejected = self._read_changes(decoded, key)
+
+        def conform(rows: Sequence[int]) -> _Conformed:
+            is_whole = len(rows) == len(read.values)
+            values = read.values if is_whole else [read.values[row] for row in rows]
+            kinds = read.kinds if is_whole or not key else bytes(read.kinds[row] for row in rows)
+            batch = to_batch(values, self.metadata.current_schema)
+            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
+
+        conformed, reasons = self._conform(conform, len(read.values))
+        if reasons:
+            # A message with several changes is rejected as a whole.
+            rejected |= {read.sources[row]: reason for row, reason in reasons.items()}
+            accepted = [row for row in range(len(read.values)) if read.sources[row] not in rejected]
+            conformed = [conform(accepted)] if accepted else []
+        letters = [
+            RejectedRow(
+                encode_json(decoded[number]) if lines is None else lines[number].decode("utf-8", "replace"),
+                rejected[number],
+            )
+            for number in sorted(rejected)
+        ]
+        return self._pack(conformed, key, letters)
+
+    def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
+        """Return the changes of JSON rows, and the reasons of rows that are none by their numbers.
+
+        Raises:
+            BadRequest: A row is no change, and such rows are not rejected one by one.
+        """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
+        is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
+        if is_plain and not (has_kind and any(KIND_FIELD in row for row in decoded)):
+            kinds = bytes([RowKind.UPDATE]) * len(decoded) if key else b""
+            return _ReadRows(decoded, kinds, range(len(decoded))), {}
         changes: list[RowChange] = []
         sources: list[int] = []
         rejected: dict[int, str] = {}
@@ -96,21 +156,8 @@ class RowPreparation:
                 continue
             changes += found
             sources += [number] * len(found)
-
-        def conform(rows: Sequence[int]) -> _Conformed:
-            chosen = [changes[row] for row in rows]
-            kinds = encode_kinds([change.kind for change in chosen], key)
-            batch = to_batch([change.values for change in chosen], self.metadata.current_schema)
-            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
-
-        conformed, reasons = self._conform(conform, len(changes))
-        if reasons:
-            # A message with several changes is rejected as a whole.
-            rejected |= {sources[row]: reason for row, reason in reasons.items()}
-            accepted = [row for row in range(len(changes)) if sources[row] not in rejected]
-            conformed = [conform(accepted)] if accepted else []
-        letters = [RejectedRow(_to_text(decoded[number]), rejected[number]) for number in sorted(rejected)]
-        return self._pack(conformed, key, letters)
+        kinds = encode_kinds([change.kind for change in changes], key)
+        return _ReadRows([change.values for change in changes], kinds, sources), rejected
 
     def prepare_arrow(self, batches: Sequence[pa.RecordBatch]) -> PreparedRows:
         """Prepare Arrow rows.
@@ -133,7 +180,7 @@ class RowPreparation:
                 conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed
                 letters += [
-                    RejectedRow(_to_text(batch.slice(row, 1).to_pylist()[0]), reason)
+                    RejectedRow(encode_json(batch.slice(row, 1).to_pylist()[0]), reason)
                     for row, reason in sorted(reasons.items())
                 ]
             first += batch.num_rows
@@ -153,11 +200,18 @@ class RowPreparation:
                 return
             try:
                 conformed.append(conform(rows))
+            except _TooManyRejected:
+                raise
             except BadRequest as error:
                 if not self.rejects_rows:
                     raise
                 if len(rows) == 1:
-                    reasons[rows[0]] = error.message.removeprefix("Row 0, ")
+                    if len(reasons) == REJECTED_ROWS_MAX:
+                        raise _TooManyRejected(
+                            f"More than {REJECTED_ROWS_MAX:,} rows do not fit, so none was appended. One of them: "
+                            f"{error.message}"
+                        ) from None
+                    reasons[rows[0]] = _ROW_NUMBER.sub("", error.message)
                     return
                 middle = len(rows) // 2
                 search(rows[:middle])
@@ -173,9 +227,10 @@ class RowPreparation:
         kinds = b"".join(part.kinds for part in parts)
         if not key:
             return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
-        shards = pa.array(
-            [0] * rows.num_rows if self.shards == 1 else self.row_files.shards(rows, self.metadata, key, self.shards)
-        )
+        if self.shards == 1:
+            whole = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
+            return PreparedRows(rows.num_rows, {0: whole}, letters)
+        shards = pa.array(self.row_files.shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
             chosen = pc.equal(shards, shard)
@@ -203,8 +258,6 @@ class _ArrowRows:
         return _Conformed(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
 
 
-def _to_text(row: Any) -> str:
-    """Return a row as it was sent, or as JSON."""
-    if isinstance(row, RejectedRow):
-        return row.raw
+def encode_json(row: Any) -> str:
+    """Return a row as JSON."""
     return msgspec.json.encode(row, enc_hook=str).decode()

@@ -132,7 +132,8 @@ class RowFiles(Protocol):
             folder: The folder of fresh files; None for a commit.
 
         Raises:
-            BadRequest: The rows cannot be located or deleted.
+            BadRequest: The table does not support deletes.
+            Corrupt: A file of the table cannot be read.
         """
 
 

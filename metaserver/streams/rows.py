@@ -65,7 +65,7 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
     """
     rows: Any
     if row_format is RowFormat.LINES:
-        lines = [line for line in body.splitlines() if line.strip()]
+        lines = split_lines(body)
         _check_count(len(lines), rows_max)
         return [_decode_line(line) for line in lines]
     rows = _decode(body, "The body")
@@ -75,6 +75,11 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
         raise BadRequest('The body has to be an array of objects, or an object with the array "rows"')
     _check_count(len(rows), rows_max)
     return rows
+
+
+def split_lines(body: bytes) -> list[bytes]:
+    """Return the lines that are rows."""
+    return [line for line in body.splitlines() if line.strip()]
 
 
 def _decode_line(line: bytes) -> Any:
@@ -105,6 +110,8 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
         BadRequest: A column is unknown or a value does not fit; the message names the row.
     """
     names: set[str] = set().union(*rows) if rows else set()
+    if rows and not names:
+        names = {schema.fields[0].name}  # A batch without columns has no rows.
     fields = [field for field in schema.fields if field.name in names]
     if unknown := sorted(names - {field.name for field in fields}):
         number = next(number for number, row in enumerate(rows) if unknown[0] in row)

@@ -74,11 +74,7 @@ class StreamTables(Protocol):
         """
 
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
-        """Return the names of the key columns; empty for a table without a key.
-
-        Raises:
-            BadRequest: The key is not valid.
-        """
+        """Return the names of the key columns; empty for a table without a valid key."""
 
     def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""
@@ -417,11 +413,9 @@ class StreamTable:
                 self._delete_later([location for location, _ in deletes.files])
                 if not isinstance(error, CommitConflict) or attempt == KEYED_COMMITS_MAX:
                     raise
-                version = metadata.format_version
                 entry, metadata = await self._tables.load(self.uuid)
                 flushed = entry.parse_flushed_offsets()
-                is_moved = any(flushed.get(moved.shard) != moved.start for moved in ranges)
-                if is_moved or metadata.format_version != version:
+                if any(flushed.get(moved.shard) != moved.start for moved in ranges):
                     raise
             else:
                 return

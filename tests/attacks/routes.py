@@ -344,6 +344,9 @@ _BODIES: dict[str, _Body] = {
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
     "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
+    "appendRowsToTables": lambda n: {
+        "tables": [{"namespace": n.namespace(), "name": n.of("table"), "rows": [{"id": 1, "_op": n.place()}]}]
+    },
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
     "rewriteManifests": lambda n: {"min-count": n.rng.choice((0, 2, 5)), "dry-run": n.rng.random() < 0.5},
     "takeRewriteLease": lambda n: {"holder": n.rng.choice(("a", "b", "")), "release": n.rng.random() < 0.5},

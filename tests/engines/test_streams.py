@@ -45,6 +45,11 @@ class Stream:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["rows"] == len(sent)
 
+    def flush(self, table: str) -> None:
+        url = f"{self.server.base_url}/api/v1/tables/db/{table}/flush"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as answer:
+            assert answer.status == 200
+
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
@@ -89,3 +94,26 @@ def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> Non
         stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
     stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
     assert stream.sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "z"), (2, "b"), (3, "z")]
+
+
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(stream: Stream, version: str) -> None:
+    properties = f"('seamark.stream.enabled'='true', 'seamark.stream.key'='id', 'format-version'='{version}')"
+    stream.sql(f"CREATE TABLE {{db}}.t (id bigint, name string) USING iceberg TBLPROPERTIES {properties}")
+    stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    stream.post("t", {"id": 1, "name": "d"}, {"id": 2, "_op": "delete"}, {"id": 4, "name": "e"})
+    assert stream.sql_fresh("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
+    stream.post("t", {"id": 4, "name": "f"})
+    expected = [(1, "d"), (3, "c"), (4, "f")]
+    readers = [stream.sql, stream.sql_fresh] if version == "2" else [stream.sql_fresh]
+    for _ in range(2):
+        for read in readers:
+            assert read("SELECT id, name FROM {db}.t ORDER BY id") == expected
+            assert read("SELECT count(*), min(name) FROM {db}.t") == [(3, "c")]
+            assert read("SELECT id FROM {db}.t WHERE name = 'a'") == []
+        stream.flush("t")
+        readers = [stream.sql, stream.sql_fresh]
+    stream.sql("UPDATE {db}.t SET name = 'g' WHERE id = 3")
+    stream.post("t", {"id": 3, "name": "h"})
+    assert stream.sql_fresh("SELECT name FROM {db}.t WHERE id = 3") == [("h",)]

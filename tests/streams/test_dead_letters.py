@@ -10,12 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.streams import prepared_rows
 from seamark.metaserver.streams.streams import ENABLED
-from tests.streams.test_rows_over_http import ARROW, LINES, SCHEMA, Stream, arrow_body, create, streaming
+from tests.server.rig import running, some_settings
+from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, arrow_body, create, streaming
 
 LETTERS = Schema(
     NestedField(1, "raw", StringType(), required=True),
@@ -62,6 +70,18 @@ async def test_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> 
     assert len(await read_letters(stream)) == 5
 
 
+async def test_too_many_rows_that_do_not_fit_refuse_the_request(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_letters(stream)
+    monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
+    status, text = await stream.refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
+    assert (status, "More than 3 rows do not fit" in text) == (400, True)
+    assert (await stream.ids(), await read_letters(stream)) == ([], [])
+    await stream.post({"id": 1}, *[{"id": "x"}] * 3)
+    assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
+
+
 async def test_arrow_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
@@ -91,6 +111,39 @@ async def test_dead_letter_table_that_cannot_take_rows_refuses_the_request(strea
     await create_letters(stream, **{ENABLED: "false"})
     assert "is not a stream table" in await reason()
     assert await stream.ids() == []
+
+
+async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) -> None:
+    grants = [Grant("ann", "writer", ("db",))]
+    clock = SystemClock()
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        secret = await create_token(store, clock, "ann", 3600, grants)
+        root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
+    async with running(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
+
+        def catalog_of(token: str) -> RestCatalog:
+            return RestCatalog("streams", uri=server.url, token=token)
+
+        def create_tables() -> None:
+            catalog = catalog_of(root)
+            for namespace in ("db", "other"):
+                catalog.create_namespace_if_not_exists(namespace)
+            catalog.create_table("other.errors", LETTERS, properties={ENABLED: "true"})
+            catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true", DEAD_LETTER_TABLE: "other.errors"})
+            catalog.create_table("db.u", SCHEMA, properties={ENABLED: "true"})
+
+        await asyncio.to_thread(create_tables)
+        headers = {"Authorization": f"Bearer {secret}"}
+        url = f"{server.url}/api/v1/tables/db/t/rows"
+        async with server.http.post(url, json=[{"id": "x"}], headers=headers) as answer:
+            assert answer.status == 403
+
+        def set_property() -> None:
+            with catalog_of(secret).load_table("db.u").transaction() as change:
+                change.set_properties({DEAD_LETTER_TABLE: "other.errors"})
+
+        with pytest.raises(ForbiddenError):
+            await asyncio.to_thread(set_property)
 
 
 async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:

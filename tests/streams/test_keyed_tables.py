@@ -18,6 +18,7 @@ from pyiceberg.types import (
     BinaryType,
     DateType,
     DecimalType,
+    IntegerType,
     LongType,
     NestedField,
     StringType,
@@ -77,6 +78,21 @@ async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream
     for _ in range(2):
         assert await read(stream) == {2: "g", 3: "e"}
         await stream.flush()
+
+
+async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: Stream) -> None:
+    await stream.post(*({"id": number, "name": "a"} for number in range(100)))
+    await stream.flush()
+    expected = dict.fromkeys(range(100), "a")
+    for turn in range(3):
+        await stream.post({"id": turn, "_op": "delete"})
+        await stream.flush()
+        del expected[turn]
+        for key in range(50, 58):
+            # The rows of the earlier parts are not located again, and the file has deletes already.
+            await stream.post({"id": key, "name": f"{turn}.{key}"})
+            expected[key] = f"{turn}.{key}"
+            assert await read(stream) == expected
 
 
 async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=debezium") -> Any:
@@ -200,6 +216,40 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
         assert sorted((row["id"], row["town"], row["name"]) for row in rows) == sorted(
             (number, town, "2") for number in range(5) for town in towns if (number, town) != (0, "x")
         )
+
+
+@pytest.mark.parametrize("key", ["id", None])
+async def test_rows_that_wait_keep_their_key_over_schema_changes(tmp_path: Path, key: str | None) -> None:
+    narrow = Schema(
+        NestedField(1, "id", IntegerType(), required=True),
+        NestedField(2, "name", StringType()),
+        identifier_field_ids=[] if key else [1],
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, narrow, properties={KEY: key} if key else {})
+        await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+        await stream.flush()
+        await stream.post({"id": 1, "name": "c"}, {"id": 3, "name": "d"})
+
+        def change_schema() -> None:
+            with stream.catalog.load_table("db.t").update_schema() as update:
+                update.rename_column("id", "number")
+                update.update_column("id", LongType())
+                update.add_column("more", StringType())
+
+        await asyncio.to_thread(change_schema)
+        row = {"number": 3_000_000_000, "name": "e", "more": "m"}
+        if key:
+            status, text = await stream.refused(json.dumps([row]).encode())
+            assert (status, "names the column 'id'" in text) == (400, True)
+        else:
+            await stream.post(row, {"number": 3, "name": "f"})
+        for _ in range(2):
+            rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+            names = sorted((row["number"], row["name"]) for row in rows)
+            assert names[:2] == [(1, "c"), (2, "b")]
+            assert names[2:] == ([(3, "d")] if key else [(3, "f"), (3_000_000_000, "e")])
+            await stream.flush()
 
 
 async def test_table_that_gets_a_key_replaces_rows_that_wait(tmp_path: Path) -> None:

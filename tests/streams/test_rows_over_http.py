@@ -618,3 +618,11 @@ async def test_the_state_of_a_stream_says_what_waits(stream: Stream) -> None:
     async with stream.server.http.post(url) as answer:
         assert await answer.json() == {"rows": 1}
     assert (await stream.server.get(path))[1]["waiting-rows"] == 0
+
+
+async def test_row_without_columns_is_a_row_of_nulls(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType())))
+        assert (await stream.post({}))["rows"] == 1
+        rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+        assert rows == [{"id": None, "name": None}]

@@ -150,8 +150,12 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
     if entry is None or not entry.flushed:
         return
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    if is_reset or any(_changes_key(update, metadata) for update in body.updates):
+    if is_reset:
         with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
+            await call.components.streams.flush(entry.uuid)
+    elif any(_changes_key(update, metadata) for update in body.updates):
+        # An update may correct a key by which rows cannot be flushed. They then replace rows by the new key.
+        with suppress(LogElsewhere, BadRequest):
             await call.components.streams.flush(entry.uuid)
     if snapshots and reads_fresh(call.headers):
         raise BadRequest(
@@ -184,9 +188,8 @@ def _check_dead_letter_table(call: Call, body: _CommitTable) -> None:
 def _sets_key(update: dict[str, Any]) -> bool:
     """Return whether an update may change the key of a stream table."""
     action = update.get("action")
-    names = update.get("updates") if action == "set-properties" else update.get("removals")
-    is_list = isinstance(names, dict | list)
-    return action == "add-schema" or (action in ("set-properties", "remove-properties") and is_list and KEY in names)
+    names = {"set-properties": update.get("updates"), "remove-properties": update.get("removals")}.get(str(action))
+    return action == "add-schema" or (isinstance(names, dict | list) and KEY in names)
 
 
 def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
@@ -197,8 +200,15 @@ def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
     if update.get("action") != "add-schema":
         return _sets_key(update)
     schema = update.get("schema")
-    ids = schema.get("identifier-field-ids", ()) if isinstance(schema, dict) else ()
-    return not isinstance(ids, list | tuple) or tuple(ids) != tuple(metadata.current_schema.identifier_field_ids)
+    if not isinstance(schema, dict):  # which the commit refuses
+        return False
+    current = metadata.current_schema
+    if schema.get("identifier-field-ids", []) != list(current.identifier_field_ids):
+        return True
+    fields = schema.get("fields")
+    names = {field.get("id"): field.get("name") for field in fields} if isinstance(fields, list) else {}
+    key = metadata.properties.get(KEY, "").replace(" ", "").split(",")
+    return any(names.get(field.id) != field.name for field in current.fields if field.name in key)
 
 
 def _drops_history(update: dict[str, Any]) -> bool:

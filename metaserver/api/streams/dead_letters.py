@@ -29,46 +29,66 @@ _COLUMNS = {
 """The columns that are written, with their possible types. Only `raw` and `reason` have to be in the table."""
 
 
+class Letter(NamedTuple):
+    """A rejected row, and the name of the table that it does not fit."""
+
+    table: str
+    row: RejectedRow
+
+
 class DeadLetters(NamedTuple):
     """The dead-letter table of a stream table.
 
     Attributes:
         loaded: The dead-letter table.
-        subject: The name of the stream table, for its column `table`.
+        subject: The name of the stream table.
     """
 
     loaded: LoadedTable
     subject: str
 
-    def pack(self, rejected: Sequence[RejectedRow], row_files: RowFiles, *, now_ms: int, producer: str | None) -> Batch:
-        """Return rejected rows as rows of the dead-letter table.
-
-        Raises:
-            BadRequest: The table has a required column that these rows do not have.
-        """
-        metadata = self.loaded.metadata
-        kinds = {field.name: field.type for field in metadata.current_schema.fields}
-        zone = "UTC" if kinds.get("time") == "timestamptz" else None
-        times = pa.array([1000 * now_ms] * len(rejected), pa.int64()).cast(pa.timestamp("us", zone))
-        columns = {
-            "raw": pa.array([row.raw for row in rejected], pa.string()),
-            "reason": pa.array([row.reason for row in rejected], pa.string()),
-            "time": times,
-            "producer": pa.array([producer] * len(rejected), pa.string()),
-            "table": pa.array([self.subject] * len(rejected), pa.string()),
-        }
-        batch = pa.record_batch({name: column for name, column in columns.items() if name in kinds})
-        try:
-            conformed = row_files.conform(batch, metadata)
-        except BadRequest as error:
-            raise BadRequest(f"A row does not fit, and neither does its row of {self._name}: {error.message}") from None
-        return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
+    @property
+    def uuid(self) -> str:
+        assert self.loaded.entry is not None
+        return self.loaded.entry.uuid
 
     @property
-    def _name(self) -> str:
-        entry = self.loaded.entry
-        assert entry is not None
-        return show(entry.namespace, entry.name)
+    def name(self) -> str:
+        assert self.loaded.entry is not None
+        return show(self.loaded.entry.namespace, self.loaded.entry.name)
+
+
+def pack_letters(
+    dead_letters: DeadLetters,
+    letters: Sequence[Letter],
+    row_files: RowFiles,
+    *,
+    now_ms: int,
+    producer: str | None,
+) -> Batch:
+    """Return rejected rows as rows of the dead-letter table.
+
+    Raises:
+        BadRequest: The table has a required column that these rows do not have.
+    """
+    metadata = dead_letters.loaded.metadata
+    kinds = {field.name: field.type for field in metadata.current_schema.fields}
+    zone = "UTC" if kinds.get("time") == "timestamptz" else None
+    times = pa.array([1000 * now_ms] * len(letters), pa.int64()).cast(pa.timestamp("us", zone))
+    columns = {
+        "raw": pa.array([letter.row.raw for letter in letters], pa.string()),
+        "reason": pa.array([letter.row.reason for letter in letters], pa.string()),
+        "time": times,
+        "producer": pa.array([producer] * len(letters), pa.string()),
+        "table": pa.array([letter.table for letter in letters], pa.string()),
+    }
+    batch = pa.record_batch({name: column for name, column in columns.items() if name in kinds})
+    try:
+        conformed = row_files.conform(batch, metadata)
+    except BadRequest as error:
+        reason, name = letters[0].row.reason, dead_letters.name
+        raise BadRequest(f"A row does not fit ({reason}), and {name} does not take it: {error.message}") from None
+    return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:

@@ -10,41 +10,26 @@ import msgspec
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import check_changeable, check_name, show
+from seamark.formats.protocol.wire import check_changeable, show
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.arrow_expansion import expanded_bytes
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.plans.planning import POINTERS
-from seamark.metaserver.api.streams.dead_letters import load_dead_letters
-from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of
-from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import (
-    PRODUCER_CHARACTERS_MAX,
-    ProducerKey,
-    TableRows,
-    check_stream_table,
-    shards_of,
+from seamark.metaserver.api.streams.row_appends import (
+    PRODUCER_PARAMETERS,
+    AppendedRows,
+    append_prepared,
+    load_target,
+    read_producer,
 )
+from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.stream_table import StreamTable
 
 _PARAMETERS = (
-    Parameter(
-        "producer",
-        "query",
-        "A name of the writer, unique among the writers of this principal to this table. With it, a request that is "
-        "repeated with the same sequence adds no rows.",
-        {"type": "string", "maxLength": PRODUCER_CHARACTERS_MAX},
-    ),
-    Parameter(
-        "sequence",
-        "query",
-        "The number of the producer's request: 0, 1, 2, …",
-        {"type": "integer", "minimum": 0},
-    ),
+    *PRODUCER_PARAMETERS,
     Parameter(
         "envelope",
         "query",
@@ -53,26 +38,10 @@ _PARAMETERS = (
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
-_SEQUENCE_MAX = 1 << 62
 _DECODED_BYTES_MAX = 64 << 20
 """The maximum size of the decoded rows of one request. The log takes no larger append."""
 _VALUE_BYTES = 4
 """The least size of a value of most types in the log, also of a null."""
-
-
-class RowPosition(msgspec.Struct, frozen=True):
-    """The position of rows in the log."""
-
-    shard: int
-    offset: Annotated[int, doc("The offset of the first row.")]
-    end: Annotated[int, doc("The offset after the last row.")]
-
-
-class AppendedRows(msgspec.Struct, frozen=True):
-    rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
-    duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
-    positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
-    rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
 
 
 @Route(
@@ -95,35 +64,13 @@ class AppendedRows(msgspec.Struct, frozen=True):
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
     check_changeable(call.name)
-    row_format, producer = format_of(call.content_type), _read_producer(call.query)
+    row_format, producer = format_of(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
-    entry = await call.app[POINTERS].entry(call.namespace, call.name)
-    metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    check_stream_table(metadata, show(call.namespace, call.name))
-    loaded = LoadedTable(entry, metadata)
-    dead_letters = await load_dead_letters(call, loaded)
-    streams = call.components.streams
-    preparation = RowPreparation(
-        metadata, streams.row_files, shards_of(loaded), is_envelope, rejects_rows=dead_letters is not None
-    )
-    prepare = partial(_prepare, call, body, row_format, preparation)
+    target = await load_target(call, call.namespace, call.name)
+    prepare = partial(_prepare, call, body, row_format, target.make_preparation(call, is_envelope=is_envelope))
     prepared = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
-    appends = [] if prepared.batches is None else [TableRows(loaded, prepared.batches)]
-    if prepared.rejected:
-        assert dead_letters is not None
-        now_ms, name = call.components.clock.now_ms(), None if producer is None else producer[0]
-        letters = dead_letters.pack(prepared.rejected, streams.row_files, now_ms=now_ms, producer=name)
-        appends.append(TableRows(dead_letters.loaded, letters))
-    if not appends:
-        return AppendedRows(0, False, [], 0)
-    named = None if producer is None else ProducerKey(call.principal.name, entry.uuid, *producer)
-    acknowledged = await streams.append(appends, named)
-    positions = [
-        RowPosition(place.shard.number, place.offset, place.end)
-        for place in acknowledged.positions
-        if place.shard.stream == entry.uuid
-    ]
-    return AppendedRows(prepared.count, acknowledged.duplicate, positions, len(prepared.rejected))
+    (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
+    return answer
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
@@ -206,8 +153,8 @@ def _prepare(call: Call, body: bytes, row_format: RowFormat, preparation: RowPre
         _check_size(batches, preparation.metadata)
         return preparation.prepare_arrow(batches)
     rows = decode_rows(body, row_format, rows_max=rows_max)
-    _check_columns(len(rows), preparation.metadata)
-    return preparation.prepare_json(rows)
+    check_columns(len(rows), preparation.metadata)
+    return preparation.prepare_json(rows, split_lines(body) if row_format is RowFormat.LINES else None)
 
 
 def _read_envelope(query: Mapping[str, str]) -> bool:
@@ -229,7 +176,7 @@ def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> N
         TooLarge: They have more.
         BadRequest: A column has a form whose size is not estimated.
     """
-    _check_columns(sum(batch.num_rows for batch in batches), metadata)
+    check_columns(sum(batch.num_rows for batch in batches), metadata)
     size_bytes = 0
     for batch in batches:
         for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -240,7 +187,7 @@ def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> N
                 )
 
 
-def _check_columns(rows: int, metadata: TableMetadata) -> None:
+def check_columns(rows: int, metadata: TableMetadata) -> None:
     """Check the size of the columns of a table for rows that may lack most of them.
 
     Raises:
@@ -252,22 +199,3 @@ def _check_columns(rows: int, metadata: TableMetadata) -> None:
             f"The body has {rows:,} rows for a table with {columns:,} columns; send at most "
             f"{_DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
         )
-
-
-def _read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the name of the producer and the number of the request; None without both.
-
-    Raises:
-        BadRequest: One of them is missing or invalid.
-    """
-    name, number = query.get("producer"), query.get("sequence")
-    if name is None and number is None:
-        return None
-    if name is None or number is None:
-        raise BadRequest(f"The query has no {'producer' if name is None else 'sequence'}; send both, or neither")
-    check_name(name, "producer")
-    if len(name) > PRODUCER_CHARACTERS_MAX:
-        raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
-    if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
-        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number from 0 on")
-    return name, int(number)

@@ -6,25 +6,30 @@ replay of the log up to the offsets of its plan.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from seamark.formats.runtime.errors import CommitConflict, NoSuchTable, RetryLater
+from seamark.metaserver.log.kafka.kafka_log import open_log_over
 from seamark.metaserver.log.port import Batch, RowKind, Shard, StreamLog
-from seamark.metaserver.log.segments import SegmentLimits
+from seamark.metaserver.log.segments import SegmentLimits, open_segments
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
-from tests.streams.simulation.ports import Catalog, LineFiles, Storage, Table
-from tests.streams.simulation.world import SHARDS, Append, Broken, Process, World
+from tests.log.disk import copy_of
+from tests.streams.simulation.ports import Catalog, Faults, LineFiles, Network, RemoteBroker, Storage, Table
+from tests.streams.simulation.world import KAFKA_LIMITS, SHARDS, Append, Broken, InstantRunner, Process, World
 
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
+KEEPS_KAFKA_LOG = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
+NO_FAULTS = Faults(lost=0, repeated=0, refused=0, crash=0, power_cut=0, pause=0, clock_jump=0)
 
 
 class KeyedSnapshot(NamedTuple):
@@ -153,6 +158,14 @@ def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
     return rows
 
 
+async def _continue() -> None:
+    """Wait for nothing: this reader is never paused."""
+
+
+async def _run_at_once(work: Callable[[], list[bytes]]) -> list[bytes]:
+    return work()
+
+
 class KeyedWorld(World):
     """A world whose table has a key."""
 
@@ -160,9 +173,11 @@ class KeyedWorld(World):
         super().__init__(seed, **options)
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
-        self.log_limits = KEEPS_LOG  # The model is the log, so nothing is removed from it.
+        # The model is the log, so nothing is removed from it.
+        self.log_limits, self.kafka_limits = KEEPS_LOG, KEEPS_KAFKA_LOG
         self.compactions = self.replays = 0
-        self._offsets: dict[tuple[int, str], Mapping[int, int]] = {}
+        self._offsets: dict[object, Mapping[int, int]] = {}
+        """The last offsets that each reader has seen, by the reader, the process and the table."""
 
     def create_table(self) -> None:
         super().create_table()
@@ -225,29 +240,42 @@ class KeyedWorld(World):
 
         files, fresh = await self.call(process, plan)
         await self._check_durable(uuid, fresh.offsets)
-        last = self._offsets.get((process.number, uuid), {})
+        reader = (asyncio.current_task(), process.number, uuid)
+        last = self._offsets.get(reader, {})
         if any(offset < last.get(shard, 0) for shard, offset in fresh.offsets.items()):
             raise Broken(f"a reader went back: from {last} to {fresh.offsets}")
-        self._offsets[process.number, uuid] = fresh.offsets
+        self._offsets[reader] = fresh.offsets
         if missing := [file for file in files if file not in self.storage.objects]:
             raise Broken(f"a plan names {missing[0]}, which is gone")
         lines = list(self._live_lines(files))
-        log = process.log
-        if process.is_alive and log is not None:
-            await self._compare(log, uuid, fresh.offsets, lines, required)
+        await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
 
-    async def _compare(
-        self, log: StreamLog, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]
-    ) -> None:
+    async def _read_log(self, uuid: str, offsets: Mapping[int, int]) -> list[bytes]:
+        """Return the rows of the log up to these offsets, as a process would read them after a power cut."""
+        async with AsyncExitStack() as stack:
+            log: StreamLog
+            if self.is_fleet:
+                broker = RemoteBroker(Network(self.rng, NO_FAULTS), self.cluster, self.rng, _continue)
+                log = await stack.enter_async_context(
+                    open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=_run_at_once)
+                )
+                stack.callback(lambda: broker.following and broker.following.cancel())
+            else:
+                disk = copy_of(self.disk, durable=True)
+                log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
+            lines: list[bytes] = []
+            for number, end in offsets.items():
+                at = 0
+                while at < end:
+                    for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
+                        lines += record.batch.payload.split(b"\n")
+                        at = record.end
+            return lines
+
+    async def _compare(self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]) -> None:
         """Check that rows are the replay of the log up to these offsets, and that the log has these appends."""
-        logged: list[bytes] = []
-        for number, end in offsets.items():
-            at = 0
-            while at < end:
-                for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
-                    logged += record.batch.payload.split(b"\n")
-                    at = record.end
+        logged = await self._read_log(uuid, offsets)
         self.replays += 1
         keys = Counter(map(key_of_line, lines))
         if repeated := [key for key, count in keys.items() if count > 1]:
@@ -266,6 +294,4 @@ class KeyedWorld(World):
 
     async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
-        log = self.live()[0].log
-        assert log is not None
-        await self._compare(log, table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
+        await self._compare(table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)

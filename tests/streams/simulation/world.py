@@ -155,7 +155,7 @@ class World:
         self.started = 0
         self.uuid = ""
         self.appends_max = appends
-        self.log_limits = LOG_LIMITS
+        self.log_limits, self.kafka_limits = LOG_LIMITS, KAFKA_LIMITS
         self.appended: list[Append] = []
         self.reads = self.flushes = self.crashes = self.flushed_rows = 0
         self.durable_checks = 0
@@ -225,7 +225,7 @@ class World:
         while True:
             broker = RemoteBroker(self.network, self.cluster, self.rng, partial(self.unpaused, process))
             try:
-                async with open_log_over(broker, self.clock, KAFKA_LIMITS, run_in_thread=run) as log:
+                async with open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=run) as log:
                     process.log = log
                     await self._flush_all(process)
             except LogUnavailable:  # The network lost messages while the log opened.

@@ -1,0 +1,143 @@
+"""`python -m bench.streams.keyed [--rows N]`: a keyed stream table under updates, deletes and batch corrections.
+
+A writer sends Arrow batches with kinds, a batch writer corrects rows by upserts, and stock PyIceberg reads meanwhile.
+The model is an array with the last value of each key. In the end PyIceberg, DuckDB over the files of the last flush,
+and the model have to agree; otherwise the run fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+import seamark
+from bench.report import OURS, Report, Row
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.streams.writer import stream_writer
+from tests.services.seamark import Seamark
+
+ROWS, QUICK_ROWS = 10_000_000, 200_000
+BATCH_ROWS = 10_000
+KEYS_PER_ROW = 0.4
+"""The number of distinct keys for each row that is sent."""
+DELETED = 0.1
+CORRECTED_ROWS = 200
+"""The rows of one correction by a batch writer. One follows each `BATCHES_PER_CORRECTION` batches."""
+BATCHES_PER_CORRECTION = 20
+ABSENT = -1
+TABLE = "bench.keyed"
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "value", LongType()),
+    identifier_field_ids=[1],
+)
+
+Values = npt.NDArray[np.int64]
+
+
+def send(url: str, rows: int, seed: int) -> Values:
+    """Send changes and corrections; return the last value of each key, `ABSENT` for a key without a row."""
+    rng = np.random.default_rng(seed)
+    keys = max(1, int(rows * KEYS_PER_ROW))
+    values = np.full(keys, ABSENT, dtype=np.int64)
+    client = SeamarkClient(url)
+    kinds = np.array(["update", "delete"])
+    with stream_writer(client, ("bench", "keyed")) as writer:
+        for number in range(0, rows, BATCH_ROWS):
+            count = min(BATCH_ROWS, rows - number)
+            ids = rng.integers(0, keys, count)
+            is_deleted = rng.random(count) < DELETED
+            new = np.arange(number, number + count)
+            writer.write(pa.table({"id": ids, "value": new, "_op": kinds[is_deleted.astype(int)]}))
+            # numpy assigns repeated indexes in order, so the last change of a key stays.
+            values[ids] = np.where(is_deleted, ABSENT, new)
+            if number // BATCH_ROWS % BATCHES_PER_CORRECTION == BATCHES_PER_CORRECTION - 1:
+                writer.flush()
+                corrected = np.unique(rng.integers(0, keys, CORRECTED_ROWS))
+                amended = -2 - corrected
+                seamark.upsert(client, TABLE, pa.table({"id": corrected, "value": amended}), keys=["id"])
+                values[corrected] = amended
+    return values
+
+
+def read(catalog: Catalog) -> Values:
+    """Return the rows that PyIceberg reads: the keys and their values, by key.
+
+    Raises:
+        AssertionError: A key has several rows.
+    """
+    rows = catalog.load_table(TABLE).scan().to_arrow().sort_by("id")
+    ids = rows.column("id").to_numpy()
+    assert (np.diff(ids) > 0).all(), "a key has several rows"
+    return np.stack([ids, rows.column("value").to_numpy()])
+
+
+def expected_rows(values: Values) -> Values:
+    ids = np.flatnonzero(values != ABSENT)
+    return np.stack([ids, values[ids]])
+
+
+def run(folder: Path, *, rows: int = ROWS) -> Report:
+    report = Report("streams-keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
+    with Seamark(folder / "home") as server:
+        catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
+        catalog.create_namespace("bench")
+        properties = {"seamark.stream.enabled": "true", "seamark.index.ids": "record(id)", "format-version": "3"}
+        catalog.create_table(TABLE, SCHEMA, properties={**properties, "write.merge.mode": "merge-on-read"})
+        is_done, reads = threading.Event(), list[float]()
+
+        def read_meanwhile() -> None:
+            while not is_done.wait(0.5):
+                begun_s = time.monotonic()
+                read(catalog)
+                reads.append(time.monotonic() - begun_s)
+
+        reader = threading.Thread(target=read_meanwhile)
+        reader.start()
+        begun_s = time.monotonic()
+        try:
+            values = send(server.base_url, rows, seed=1)
+        finally:
+            is_done.set()
+            reader.join()
+        seconds = time.monotonic() - begun_s
+        expected = expected_rows(values)
+        assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model"
+        client = SeamarkClient(server.base_url)
+        client._json("POST", "/api/v1/tables/bench/keyed/flush")
+        assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model after the flush"
+        table = seamark.scan(client, TABLE).to_arrow().sort_by("id")
+        ours = np.stack([table.column("id").to_numpy(), table.column("value").to_numpy()])
+        assert np.array_equal(ours, expected), "seamark does not read the model"
+    report.rows.append(Row(f"{rows:,} rows", "changes a second", "rows/s", {OURS: round(rows / seconds)}))
+    if reads:
+        report.rows.append(Row(f"{rows:,} rows", "scan of all rows", "s", {OURS: round(float(np.median(reads)), 2)}))
+    report.notes.append(f"{len(reads)} scans by PyIceberg meanwhile; {expected.shape[1]:,} rows in the end")
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("bench.streams.keyed", description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help="the number of changes")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-streams-") as folder:
+        report = run(Path(folder), rows=chosen.rows)
+    for row in report.rows:
+        print(f"{row.case:>16}  {row.measure:<18} {row.values[OURS]:>12,.2f} {row.unit}")
+    for note in report.notes:
+        print(note)
+
+
+if __name__ == "__main__":
+    main()

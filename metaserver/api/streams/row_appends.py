@@ -1,0 +1,174 @@
+"""Appends of rows to one or several stream tables: prepared table by table, then stored together with dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from seamark.formats.protocol.wire import check_name, show
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.describe import Parameter, doc
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.plans.planning import POINTERS
+from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, load_dead_letters, pack_letters
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.log.port import Acknowledgement
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.streams import (
+    PRODUCER_CHARACTERS_MAX,
+    ProducerKey,
+    TableRows,
+    check_stream_table,
+    shards_of,
+)
+
+PRODUCER_PARAMETERS = (
+    Parameter(
+        "producer",
+        "query",
+        "A name of the writer, unique among the writers of this principal to this table. With it, a request that is "
+        "repeated with the same sequence adds no rows.",
+        {"type": "string", "maxLength": PRODUCER_CHARACTERS_MAX},
+    ),
+    Parameter(
+        "sequence",
+        "query",
+        "The number of the producer's request: 0, 1, 2, …",
+        {"type": "integer", "minimum": 0},
+    ),
+)
+_SEQUENCE_MAX = 1 << 62
+
+
+class RowPosition(msgspec.Struct, frozen=True):
+    """The position of rows in the log."""
+
+    shard: int
+    offset: Annotated[int, doc("The offset of the first row.")]
+    end: Annotated[int, doc("The offset after the last row.")]
+
+
+class AppendedRows(msgspec.Struct, frozen=True):
+    rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
+    duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
+    positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
+    rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
+
+
+class RowTarget(NamedTuple):
+    """A stream table to which a request appends rows.
+
+    Attributes:
+        loaded: The table.
+        dead_letters: Its dead-letter table, if it has one.
+    """
+
+    loaded: LoadedTable
+    dead_letters: DeadLetters | None
+
+    @property
+    def uuid(self) -> str:
+        assert self.loaded.entry is not None
+        return self.loaded.entry.uuid
+
+    def make_preparation(self, call: Call, *, is_envelope: bool = False) -> RowPreparation:
+        return RowPreparation(
+            self.loaded.metadata,
+            call.components.streams.row_files,
+            shards_of(self.loaded),
+            is_envelope,
+            rejects_rows=self.dead_letters is not None,
+        )
+
+
+async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTarget:
+    """Return a table to which the caller appends rows.
+
+    Raises:
+        NoSuchTable: The table does not exist.
+        BadRequest: It is no stream table, or its dead-letter table cannot be used.
+        Forbidden: The caller may not append rows to its dead-letter table.
+    """
+    entry = await call.app[POINTERS].entry(namespace, name)
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    check_stream_table(metadata, show(namespace, name))
+    loaded = LoadedTable(entry, metadata)
+    return RowTarget(loaded, await load_dead_letters(call, loaded))
+
+
+async def append_prepared(
+    call: Call,
+    prepared: Sequence[tuple[RowTarget, PreparedRows]],
+    producer: tuple[str, int] | None,
+    *,
+    scope: str,
+) -> list[AppendedRows]:
+    """Append prepared rows of distinct tables with their dead letters, all or none; return an answer for each table.
+
+    Args:
+        call: The call.
+        prepared: The tables and their rows.
+        producer: The name of the producer, and the number of the request.
+        scope: What the producer is unique in: a table's UUID, or a word for several tables.
+
+    Raises:
+        BadRequest: The dead-letter table of a table is one of the tables.
+    """
+    appends = [TableRows(target.loaded, rows.batches) for target, rows in prepared if rows.batches is not None]
+    letters: dict[str, list[Letter]] = {}
+    tables: dict[str, DeadLetters] = {}
+    for target, rows in prepared:
+        for row in rows.rejected:
+            assert target.dead_letters is not None
+            tables[target.dead_letters.uuid] = target.dead_letters
+            letters.setdefault(target.dead_letters.uuid, []).append(Letter(target.dead_letters.subject, row))
+    for uuid, rejected in letters.items():
+        if any(target.uuid == uuid for target, _ in prepared):
+            raise BadRequest(f"{tables[uuid].name} is a dead-letter table; append its rows by another request")
+        packed = pack_letters(
+            tables[uuid],
+            rejected,
+            call.components.streams.row_files,
+            now_ms=call.components.clock.now_ms(),
+            producer=None if producer is None else producer[0],
+        )
+        appends.append(TableRows(tables[uuid].loaded, packed))
+    acknowledged = Acknowledgement(())
+    if appends:
+        key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+        acknowledged = await call.components.streams.append(appends, key)
+    return [
+        AppendedRows(
+            rows.row_count,
+            acknowledged.duplicate,
+            [
+                RowPosition(place.shard.number, place.offset, place.end)
+                for place in acknowledged.positions
+                if place.shard.stream == target.uuid
+            ],
+            len(rows.rejected),
+        )
+        for target, rows in prepared
+    ]
+
+
+def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the name of the producer and the number of the request; None without both.
+
+    Raises:
+        BadRequest: One of them is missing or invalid.
+    """
+    name, number = query.get("producer"), query.get("sequence")
+    if name is None and number is None:
+        return None
+    if name is None or number is None:
+        raise BadRequest(f"The query has no {'producer' if name is None else 'sequence'}; send both, or neither")
+    check_name(name, "producer")
+    if len(name) > PRODUCER_CHARACTERS_MAX:
+        raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
+    if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
+        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number from 0 on")
+    return name, int(number)

@@ -1,0 +1,74 @@
+"""Rows of one request to several stream tables: all or none, and each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.streams import ENABLED
+from tests.streams.test_dead_letters import create_letters, read_letters
+from tests.streams.test_rows_over_http import SCHEMA, Stream, streaming
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        for name in ("t", "u"):
+            await asyncio.to_thread(stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true"})
+        yield stream
+
+
+async def send(stream: Stream, query: str = "", **rows: list[Any]) -> tuple[int, Any]:
+    tables = [{"namespace": ["db"], "name": name, "rows": values} for name, values in rows.items()]
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows{query}", json={"tables": tables}) as answer:
+        return answer.status, await answer.json()
+
+
+async def read_ids(stream: Stream, name: str) -> list[int]:
+    rows = await asyncio.to_thread(lambda: stream.catalog.load_table(f"db.{name}").scan().to_arrow())
+    return sorted(rows.column("id").to_pylist())
+
+
+async def test_rows_of_several_tables_are_appended_once(stream: Stream) -> None:
+    for is_repeated in (False, True):
+        status, answer = await send(stream, "?producer=p&sequence=0", t=[{"id": 1}], u=[{"id": 2}, {"id": 3}])
+        assert status == 200
+        assert [(table["rows"], table["duplicate"]) for table in answer["tables"]] == [
+            (1, is_repeated),
+            (2, is_repeated),
+        ]
+    assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([1], [2, 3])
+
+
+async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: Stream) -> None:
+    status, answer = await send(stream, t=[{"id": 1}], u=[{"id": "x"}])
+    assert (status, "Row 0, column id" in answer["error"]["message"]) == (400, True)
+    status, answer = await send(stream, t=[{"id": 1}], missing=[{"id": 1}])
+    assert status == 404
+    status, answer = await send(stream)
+    assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
+    tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refused:
+        assert (refused.status, "twice" in (await refused.json())["error"]["message"]) == (400, True)
+    assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
+
+
+async def test_tables_share_a_dead_letter_table(stream: Stream) -> None:
+    await create_letters(stream)
+
+    def set_property(name: str) -> None:
+        with stream.catalog.load_table(f"db.{name}").transaction() as change:
+            change.set_properties({DEAD_LETTER_TABLE: "db.t_errors"})
+
+    for name in ("t", "u"):
+        await asyncio.to_thread(set_property, name)
+    status, answer = await send(stream, t=[{"id": 1}, {"id": "x"}], u=[{"id": "y"}])
+    assert (status, [table["rejected"] for table in answer["tables"]]) == (200, [1, 1])
+    assert sorted(letter["table"] for letter in await read_letters(stream)) == ["db.t", "db.u"]
+    status, answer = await send(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
+    assert (status, "db.t_errors is a dead-letter table" in answer["error"]["message"]) == (400, True)
