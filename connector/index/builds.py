@@ -53,7 +53,7 @@ _SKIPPED_FILES_MAX = 1000
 class GroupLimits:
     """The limits of a group of data files. Each group becomes an index file.
 
-    A data file above a limit is a group of its own.
+    A data file above a limit is its own group.
 
     Attributes:
         rows: The maximum number of rows, which limits the memory of a worker.

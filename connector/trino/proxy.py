@@ -463,7 +463,7 @@ class Proxy:
     ) -> AsyncIterator[FollowedStatement]:
         """Follow a statement. If the client disconnects, cancel the statement.
 
-        No other client has the URI of the statement, so nobody would read its rows.
+        No other client has the URI of the statement, so no client would read its rows.
         """
         held_statement = FollowedStatement(
             partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge

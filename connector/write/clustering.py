@@ -350,7 +350,7 @@ class Clustering:
     """Groups of ordinals of attributes that have almost the same order, such as an order date and a ship date.
 
     The curve goes through the first attribute of each group. The other attributes order the rows of one point. If the
-    tuple is empty, each attribute is a group of its own.
+    tuple is empty, each attribute is its own group.
     """
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
@@ -428,7 +428,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The files of a layer end after a number of rows, and not at a size. The bounds of `columns` are long enough to
     distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with the
     same 16 characters, as URLs do, the default bounds of all files would be equal. Properties that the table sets for a
-    column take precedence, and so does a default without bounds.
+    column take precedence. A default without bounds also takes precedence.
 
     Args:
         sample: Some rows of the layer.

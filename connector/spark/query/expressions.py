@@ -45,7 +45,7 @@ _TRUNCATION_UNITS = {
     **dict.fromkeys(("day", "dd"), "DAY"),
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
-"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" stands for the same name."""
+"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" means the same name."""
 _DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """The units that `trunc` supports. For any other unit, `trunc` returns null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}

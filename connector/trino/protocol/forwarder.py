@@ -218,7 +218,7 @@ class Forwarder:
 
         Args:
             passing: A handler that creates the response for the client. Without a handler, the coordinator's response
-                is returned unchanged. With a handler, the coordinator is asked not to compress its response.
+                is returned unchanged. With a handler, the request forbids a compressed response.
         """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
