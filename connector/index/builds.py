@@ -324,7 +324,7 @@ class BuildSource:
     def of(
         client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
     ) -> BuildSource:
-        """Load the table. A long build does this repeatedly, because the schema and the storage credentials may change.
+        """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
 
         Raises:
             TableReplaced: The name now refers to another table.

@@ -173,5 +173,5 @@ def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
 
 @rewriting_job(BUCKET_SPLITTING)
 def run_bucket_splitting(client: IndexClient, table: Table) -> RewriteReport:
-    """Split the files of earlier bucket counts."""
+    """Split the data files that were written with an earlier bucket count of the table."""
     return split_buckets(client, table, settled=True)

@@ -159,7 +159,7 @@ class PlanRequests:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """Return the responses that arrive in time. Refusals are left out."""
+        """Send all requests, and return the responses that arrive in time, except refusals."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()

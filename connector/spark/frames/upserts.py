@@ -470,8 +470,7 @@ def _prepare(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
-        # This is the last step that may fail, because after an error in a later step, the files that it writes would
-        # not be deleted.
+        # No step may follow that can fail, because the files that are written from here on would then not be deleted.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
@@ -482,7 +481,7 @@ def _prepare(
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
     """Return all rows of each data file, merged from the results of all tasks.
 
-    They are sorted by spec, partition and path.
+    The files are sorted by spec, partition and path.
     """
     by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:

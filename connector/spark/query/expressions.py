@@ -374,7 +374,7 @@ def is_sure(tree: exp.Expr) -> bool:
 
 
 def hide() -> exp.Expr:
-    """Return an expression that the rules do not read, so it gives no condition."""
+    """Return an expression that no rule of the analysis reads, so that it never becomes a condition."""
     return exp.Anonymous(this=_HIDDEN)
 
 

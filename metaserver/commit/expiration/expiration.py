@@ -318,8 +318,8 @@ class Expiration:
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
-        If a file could not be deleted, the files that name it stay too, and the instant stays in flight. Housekeeping
-        tries again, for one day.
+        If a file could not be deleted, the files that refer to it also stay, and the instant remains in flight.
+        Housekeeping repeats the deletion for one day.
         """
         failed = deleted = 0
 

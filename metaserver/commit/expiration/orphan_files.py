@@ -175,8 +175,8 @@ class OrphanRemoval:
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Before the first reading of the clock, only the time between files counts. A longer time may be a jump of
-            # the clock.
+            # For the time before the clock was first read, the newest file is the only evidence. A longer time may be a
+            # jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
