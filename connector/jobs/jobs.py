@@ -118,7 +118,7 @@ def run_compaction(client: IndexClient, table: Table, *, runner: BatchRunner = r
 
 @rewriting_job(COLUMN_TTL)
 def run_column_ttl(client: IndexClient, table: Table) -> RewriteReport:
-    """Remove expired columns by the policy of a table."""
+    """Remove columns from the files of old partitions, as the table's policy requires."""
     return expire_columns(client, table)
 
 

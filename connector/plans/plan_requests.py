@@ -262,7 +262,7 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until all scans of a table, and all uses of its rows in joins, have the same state."""
+    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [

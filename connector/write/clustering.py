@@ -125,7 +125,7 @@ class KeyMatcher:
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
         """Return the first row with each key, as int64[rows].
 
-        It is -1 if no row has the key, or if the key contains a null.
+        The number is -1 if no row has the key, or if the key contains a null.
         """
         combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
@@ -134,7 +134,10 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return a number for each tuple of known values, as int64[rows]. It is -1 if a value is null or unknown."""
+        """Return a number for each tuple of known values, as int64[rows].
+
+        The number is -1 if a value is null or unknown.
+        """
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
             positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
@@ -183,7 +186,7 @@ class Attributes:
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
         """Return the joined row of a table for each row of the batch, as int64[rows].
 
-        It is -1 if there is no joined row.
+        The number is -1 if there is no joined row.
         """
         columns, lookup = self._lookups[name]
         return lookup.rows([single_array(batch[column]) for column in columns])

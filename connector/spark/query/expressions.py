@@ -366,7 +366,7 @@ def is_current(tree: exp.Expr | None) -> bool:
 
 
 def is_sure(tree: exp.Expr) -> bool:
-    """Return whether the rules know all texts that `upper` converts to the texts in the tree."""
+    """Return whether the analysis knows all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True
     texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]

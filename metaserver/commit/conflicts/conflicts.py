@@ -106,8 +106,8 @@ class ConflictCheck:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # A change may replace rows that it has not read. New rows of others in this scope would be lost, so both
-            # are checked.
+            # A change may replace rows that it has not read. Rows that other commits added to the replaced scope would
+            # be lost, so added files and added deletes are checked.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
