@@ -83,7 +83,7 @@ _LISTED = 1000
 _BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
 _DELETES_CONCURRENT_MAX = 16
-_MEMORY_SHARES = 8
+_MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that a removal reads."""
 _log = structlog.get_logger("seamark.orphans")
 
@@ -154,7 +154,7 @@ class OrphanRemoval:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_REMOVALS_CONCURRENT_MAX)
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
