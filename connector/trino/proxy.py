@@ -417,7 +417,9 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide about a query by the description of the query that Trino returns to the sender.
+        """Decide whether Trino's access rules allow that files are pruned for a query.
+
+        The rules are in the description of the query that Trino returns to the sender.
 
         Args:
             plans: The plans that the query reads.

@@ -255,7 +255,7 @@ class _LocatedStatement:
     def _evaluate(self) -> None:
         """Evaluate the rows that contain the keys once.
 
-        They are the rows of a MERGE's source, and of subqueries in a condition.
+        The keys are in the rows of a MERGE's source, or in the rows of subqueries in a condition.
         """
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
