@@ -286,7 +286,7 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
     if column is None and len(by_column) > 1:
         raise BadRequest(f"The table has buckets of {', '.join(by_column)}; give the column")
     if column is not None and column not in by_column:
-        raise BadRequest(f"The table has no buckets of {column[:200]}; it has those of {', '.join(by_column)}")
+        raise BadRequest(f"The table has no buckets of {column[:200]}; it has buckets of {', '.join(by_column)}")
     return by_column[next(iter(by_column)) if column is None else column]
 
 
