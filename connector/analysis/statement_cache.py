@@ -34,7 +34,7 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 IN_LOOP_CHARACTERS_MAX = 10_000
-"""The length of text that is split into tokens, or searched, on the event loop. This takes some milliseconds."""
+"""The length of text that is split into tokens, or searched, on the event loop, which takes some milliseconds."""
 SHORT_CHARACTERS_MAX = 4_000
 """The length of a short text. Parsing it takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20

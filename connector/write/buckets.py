@@ -6,8 +6,8 @@
 A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
 writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of the buckets b and b + 8
 of 16 (`hash % 16 % 8 == hash % 8`), so it is known to which buckets of the new spec each old file belongs. Therefore
-pruning, joins of compatible bucket counts and conflict detection continue to work. This is true only if the number is
-doubled, so no other change is supported.
+pruning, joins of compatible bucket counts and conflict detection continue to work. Only a doubled number has this
+property, so no other change is supported.
 
 If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is the
 size of one bucket in one of these partitions.

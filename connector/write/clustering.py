@@ -42,8 +42,8 @@ RANK_BITS = 16
 _GROUP_CORRELATION_MIN = 0.99
 """The minimum correlation at which attributes are grouped.
 
-At this correlation, if one column is constant, the other column has a seventh of its usual spread. This is about the
-range of a column in a file, in a layer of some hundred files.
+At this correlation, if one column is constant, the other column has a seventh of its usual spread. In a layer
+of some hundred files, a column has about this range in each file.
 """
 _CORRELATION_ROWS_MIN = 100
 """The minimum number of rows in a sample from which groups are derived.

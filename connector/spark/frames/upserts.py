@@ -3,13 +3,13 @@
 `writes.write` uses this module in the modes `upsert` and `delete`.
 
 A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
-`connector.write.upserts` does the work, because starting tasks takes longer. This is not done if many bytes of files
-must be rewritten. A larger DataFrame is persisted in Spark until the call ends. If only the collected first rows show
-that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that all rows
-of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a task reads
-only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in the snapshot
-that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes the new rows.
-The stored rows are not joined in Spark.
+`connector.write.upserts` does the work, because starting tasks takes longer. If many bytes of files must be
+rewritten, tasks do the work. A larger DataFrame is persisted in Spark until the call ends. If only the collected first
+rows show that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that
+all rows of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a
+task reads only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in
+the snapshot that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes
+the new rows. The stored rows are not joined in Spark.
 
 The driver merges the rows that several tasks have located in one data file. The deletion vector of a file, or its copy
 without the deleted rows, is written once. If all keys of the file belong to one task, which buckets can ensure, this
