@@ -12,8 +12,8 @@ T = TypeVar("T")
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
     """Divide successive items into groups.
 
-    For each limit, the sum of the weights of a group's items is at most the limit. An item above a limit is a group of
-    its own.
+    For each limit, the sum of the weights of a group's items is at most the limit. An item above a limit is its own
+    group.
     """
     group: list[T] = []
     total = (0,) * len(limits)

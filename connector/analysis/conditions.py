@@ -415,7 +415,7 @@ def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
 
 
 def _orient_sides(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
-    """Return the comparison twice: as it is, and with its sides exchanged."""
+    """Return the comparison twice: unchanged, and with its sides exchanged."""
     return (left, right, op), (right, left, FLIPPED[op])
 
 

@@ -119,7 +119,7 @@ class CommonType:
         return literal if self.target == ZONED and self.utc else None
 
     def literal_for(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """Return the result of `literal` for the operand `side`."""
+        """Convert a literal that is compared with the operand `side`. See `literal`."""
         return self.literal(literal, self.classes.get(id(side)))
 
 

@@ -47,7 +47,7 @@ RELATIONS_MAX = 400
 The time of the analysis grows with the square of the number of sources of one query.
 """
 Names: TypeAlias = tuple[str | None, str | None, str]
-"""Catalog, schema and table of a reference, in lower case. None stands for the catalog or schema of the session."""
+"""Catalog, schema and table of a reference, in lower case. None means the catalog or schema of the session."""
 ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, NamedQuery]
 
@@ -569,7 +569,7 @@ def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
-    """Return the values of the arguments of a node with these names, without empty ones."""
+    """Return the values of a node's arguments with these names, without empty values."""
     values = []
     for name in names:
         value = node.args.get(name)

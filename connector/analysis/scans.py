@@ -64,7 +64,7 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
 
     Args:
         statement: A query, or a statement that contains a query.
-        parameters: The parameters of a prepared statement, as they are written after USING.
+        parameters: The parameters of a prepared statement, in the form in which EXECUTE has them after USING.
 
     Raises:
         UnsupportedStatement: The statement is not fully understood.

@@ -82,7 +82,7 @@ class SelectNames:
     Args:
         projections: The expressions after SELECT.
         sources: The relations in FROM.
-        tree: The joins of the relations, or None without FROM.
+        tree: The joins of the relations, or None if the SELECT has no FROM.
         relation_names: The names of all relations of the statement.
         literal_of: Returns the literal of an expression, or None if the expression is not a literal.
     """

@@ -4,9 +4,9 @@ A result depends on the text of the statement and on the columns of its tables. 
 cached. The tree is read again when the columns of its tables become known or change.
 
 Parsing runs in Python: it takes milliseconds for most texts, and seconds for the longest. Therefore one thread parses
-short texts and another thread parses long texts. The clients take turns, so a client with many statements delays only
-its own statements. Concurrent requests for the same text share one result. If a request is cancelled while it is
-queued, its text is not parsed. If the parsing has started already, the result is still cached.
+short texts and another thread parses long texts. Texts of different clients are parsed alternately, so a client with
+many statements delays only its own statements. Concurrent requests for the same text share one result. If a request is
+cancelled while it is queued, its text is not parsed. If the parsing has started already, the result is still cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 IN_LOOP_CHARACTERS_MAX = 10_000
-"""The length of text that is split into tokens, or searched, on the event loop. This takes some milliseconds."""
+"""The length of text that is split into tokens, or searched, on the event loop, which takes some milliseconds."""
 SHORT_CHARACTERS_MAX = 4_000
 """The length of a short text. Parsing it takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20

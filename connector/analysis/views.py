@@ -94,7 +94,7 @@ class ViewPlanner:
         self._reader = reader
         self._named = resolve_name
         self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
-        self._left_alone: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
+        self._paused_until_s: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
 
     # View definitions
 
@@ -114,11 +114,11 @@ class ViewPlanner:
         """
         learned = 0
         for _ in range(DEPTH_MAX):
-            unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
+            unknown = [name for name in names if self._known.get(name) is None and not self._is_paused(name)]
             answers = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
             views = {name: view for name, view in answers.items() if view is not None}
             for name in answers.keys() - views.keys():
-                self._leave(name)
+                self._pause_requests(name)
             for name, view in views.items():
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
                 self._known.put(name, view, size)
@@ -146,7 +146,7 @@ class ViewPlanner:
     async def _open_behind(
         self, name: Name, above: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
-        view = None if self._is_left_alone(name) else self._known.get(name)
+        view = None if self._is_paused(name) else self._known.get(name)
         if view is None or name in views or name in above or len(above) >= DEPTH_MAX or len(views) >= VIEWS_MAX:
             return
         opened = await self._open(view, until_s)
@@ -316,14 +316,15 @@ class ViewPlanner:
         except Refused as error:
             self._known.discard(name)
             if error.status != 404:  # 404 means that the view has changed, and is loaded again.
-                self._leave(name)
+                self._pause_requests(name)
             raise
 
-    def _leave(self, name: Name) -> None:
-        self._left_alone.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
+    def _pause_requests(self, name: Name) -> None:
+        """Send no requests for a view for a while, because the catalog has refused a request."""
+        self._paused_until_s.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
 
-    def _is_left_alone(self, name: Name) -> bool:
-        until_s = self._left_alone.get(name)
+    def _is_paused(self, name: Name) -> bool:
+        until_s = self._paused_until_s.get(name)
         return until_s is not None and time.monotonic() < until_s
 
 

@@ -39,7 +39,7 @@ from seamark.formats.index.keys.keys import Keys, has_codes, mask_of
 from seamark.formats.runtime.errors import BadRequest
 
 Partition = tuple[Any, ...]
-"""A value for each field of the spec. None stands for null."""
+"""A value for each field of the spec. None means null."""
 
 _BIAS = np.uint64(1 << 63)
 _CODES_MAX = 2**62
@@ -56,7 +56,7 @@ class Values(NamedTuple):
 
     Attributes:
         codes: int64[rows].
-        values: The distinct values. None stands for null.
+        values: The distinct values. None means null.
     """
 
     codes: Longs
@@ -148,7 +148,7 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the ascending positions of its rows. None stands for all rows."""
+        """Return the partitions of a batch, each with the ascending positions of its rows. None means all rows."""
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def producer_json(producer: Producer | None) -> dict[str, Any] | None:
-    """Return the producer in the form of a commit's body.
+    """Return the producer in the form that the body of a commit request has.
 
     Call this before other work, because it checks the producer.
 

@@ -62,7 +62,7 @@ class FileRows:
     def positions(self) -> npt.NDArray[np.int64]:
         """The ascending positions of the rows, as int64[count].
 
-        If any row may match, they are the positions of all rows.
+        If any row may match, the result has the positions of all rows.
         """
         if self.roaring is None:
             return np.arange(self.record_count, dtype=np.int64)

@@ -13,7 +13,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def omit_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None. A caller leaves an argument None if it does not set it."""
+    """Return the values that are not None. An argument that is None is not set."""
     return {name: value for name, value in values.items() if value is not None}
 
 

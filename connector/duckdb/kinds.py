@@ -218,8 +218,8 @@ def _find_with_query(table: exp.Table) -> exp.Expr | None:
             definitions = parent.expressions[: child.index]
         for definition in definitions:
             if definition.alias.lower() == table.name.lower():
-                is_sure = not definition.parent.args.get("recursive") and not definition.alias_column_names
-                return definition.this if is_sure else None
+                is_plain = not definition.parent.args.get("recursive") and not definition.alias_column_names
+                return definition.this if is_plain else None
         child = parent
     return None
 

@@ -370,7 +370,8 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             ours, theirs = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
-            # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but it is false where the latter is null.
+            # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but is false for rows for which the latter predicate
+            # is null.
             return None
         case exp.In() if node.expressions and not (node.args.get("field") or node.args.get("unnest")):
             return replace_in_comparison(node.this, node.expressions)

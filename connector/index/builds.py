@@ -53,7 +53,7 @@ _SKIPPED_FILES_MAX = 1000
 class GroupLimits:
     """The limits of a group of data files. Each group becomes an index file.
 
-    A data file above a limit is a group of its own.
+    A data file above a limit is its own group.
 
     Attributes:
         rows: The maximum number of rows, which limits the memory of a worker.
@@ -324,7 +324,7 @@ class BuildSource:
     def of(
         client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
     ) -> BuildSource:
-        """Load the table. A long build does this repeatedly, because the schema and the storage credentials may change.
+        """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
 
         Raises:
             TableReplaced: The name now refers to another table.

@@ -190,7 +190,7 @@ class Indexer:
         return round_
 
     def maintain(self, table: Table) -> Round:
-        """Maintain one table once.
+        """Run the due index jobs of one table, and return their counts.
 
         Raises:
             ClientError: The server is unreachable.

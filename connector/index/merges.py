@@ -42,8 +42,8 @@ def select_merge(
 ) -> list[RegisteredFile]:
     """Return the files to merge now, the oldest first. The result is empty if no merge is due.
 
-    They are the files of the lowest level that is due. If no level is due, they are files that have to move to another
-    folder.
+    If the merge of a level is due, the result has the files of the lowest such level. Otherwise, it has the files that
+    must move to another folder.
     """
     levels: dict[int, list[RegisteredFile]] = {}
     misplaced: list[RegisteredFile] = []

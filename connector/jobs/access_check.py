@@ -39,7 +39,7 @@ def check_access(
         reaches_server: Whether to send a request to the server.
 
     Returns:
-        No totals, as a job that has found nothing to do.
+        An empty dict, which is the result of a job that has found nothing to do.
 
     Raises:
         RuntimeError: The storage cannot be used. The message has the reason.

@@ -29,7 +29,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 SPLIT_BY = "split-by"
 """A key in the summary of the commits that split buckets."""
 BATCH_BYTES, BATCH_FILES = 512 << 20, 500
-"""The maximum size and number of the files that one commit replaces."""
+"""The maximum size and number of the files that a commit replaces."""
 
 
 def split_buckets(

@@ -64,7 +64,7 @@ def merge_files(
 ) -> RewriteReport:
     """Merge the files of each selected partition into files of the target size, and apply their deletes.
 
-    A partition with a single file stays, and so does a file of about the target size.
+    A partition with a single file stays unchanged. A file of about the target size also stays unchanged.
 
     Args:
         where: Selects the partitions, or None for all partitions.

@@ -118,7 +118,7 @@ def run_compaction(client: IndexClient, table: Table, *, runner: BatchRunner = r
 
 @rewriting_job(COLUMN_TTL)
 def run_column_ttl(client: IndexClient, table: Table) -> RewriteReport:
-    """Remove expired columns by the policy of a table."""
+    """Remove columns from the files of old partitions, as the table's policy requires."""
     return expire_columns(client, table)
 
 
@@ -173,5 +173,5 @@ def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
 
 @rewriting_job(BUCKET_SPLITTING)
 def run_bucket_splitting(client: IndexClient, table: Table) -> RewriteReport:
-    """Split the files of earlier bucket counts."""
+    """Split the data files that were written with an earlier bucket count of the table."""
     return split_buckets(client, table, settled=True)

@@ -57,7 +57,7 @@ def is_partitioned(metadata: TableMetadata) -> bool:
 def write_partition_statistics(
     client: SeamarkClient, opened: OpenTable, metadata: TableMetadata, location: str, snapshot_id: int
 ) -> tuple[int, int]:
-    """Write the file, and return the number of partitions and the size of the file in bytes.
+    """Write the partition statistics file, and return the number of partitions and the file's size in bytes.
 
     Raises:
         OSError: The file cannot be written.

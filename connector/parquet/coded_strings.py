@@ -21,7 +21,7 @@ _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_selective(used: npt.NDArray[np.bool_]) -> bool:
-    """Return whether reading codes is faster for a row group.
+    """Return whether a row group is read faster as dictionary codes than as strings.
 
     Args:
         used: The used rows of the row group, as bool[rows].

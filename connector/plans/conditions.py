@@ -221,7 +221,7 @@ def comparisons_of(condition: Condition | None) -> Condition | None:
 
 
 def drop_functions(condition: Condition | None) -> Condition | None:
-    """Return the part of the condition with which rows can be compared. Functions only select files."""
+    """Return the condition without comparisons of functions. These can select files, but cannot filter rows."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 

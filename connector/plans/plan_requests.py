@@ -159,7 +159,7 @@ class PlanRequests:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """Return the responses that arrive in time. Refusals are left out."""
+        """Send all requests, and return the responses that arrive in time, except refusals."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -262,7 +262,7 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until all scans of a table, and all uses of its rows in joins, have the same state."""
+    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [

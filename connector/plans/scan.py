@@ -12,7 +12,7 @@ from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
-    """Return the columns of a condition. For a field of a struct, this is the column of the struct."""
+    """Return the columns of a condition. A field of a struct counts as the column of the struct."""
     return (
         frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
     )

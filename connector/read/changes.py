@@ -60,7 +60,7 @@ def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> lis
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` to snapshot `end`. A `start` of None stands for the empty table."""
+    """Yield the changes from snapshot `start` to snapshot `end`. A `start` of None means the empty table."""
     for before, after in _divide_at_replaces(list_snapshots_between(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 

@@ -207,7 +207,7 @@ class FileRowReader:
         arrays: list[pa.Array] = []
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
-        # In other cases, the positions are not needed.
+        # Positions are computed only if they are requested, or if the lineage is derived from them.
         if needs_positions or self._inherited is not None:
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]

@@ -78,7 +78,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits. Each other file is a group of its own."""
+    """Yield groups of successive small files within the limits. Each other file is its own group."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

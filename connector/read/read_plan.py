@@ -100,6 +100,6 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """Return the read plan for these columns. None stands for all columns."""
+    """Return the read plan for these columns. None means all columns."""
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

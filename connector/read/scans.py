@@ -323,11 +323,11 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
 
 
 @contextmanager
-def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
-    """Yield the file. If it has at most `most_bytes`, it is first read into memory at once."""
+def _buffer_if_small(source: pa.NativeFile, max_bytes: int) -> Iterator[pa.NativeFile]:
+    """Yield the file. If it has at most `max_bytes`, it is first read into memory at once."""
     with source:
         size = source.size()
-        yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
+        yield pa.BufferReader(source.read_at(size, 0)) if size <= max_bytes else source
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def settle(
     choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
     planned_ms: int,
 ) -> tuple[Sequence[ScanTask], float]:
-    """Select the settled tasks.
+    """Select the tasks whose files will probably stay unchanged while a job rewrites them.
 
     Args:
         opened: The table, with all snapshots.

@@ -2,8 +2,8 @@
 
 Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task, they invalidate Python's caches of module
 files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of about 1,700 files again
-for each imported package. This takes 0.1 s at the start of each task, and happens three times in a query of a Python
-source, which plans in two workers and reads in a third worker. Python 3.12 reads the directory at most once.
+for each imported package. The reading takes 0.1 s at the start of each task, and happens three times in a query of a
+Python source, which plans in two workers and reads in a third worker. Python 3.12 reads the directory at most once.
 """
 
 from __future__ import annotations

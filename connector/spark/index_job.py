@@ -69,7 +69,7 @@ class SparkWorkers:
                 return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
             with suppress(Py4JError):  # The JVM may have ended already.
-                context.cancelJobGroup(name)  # Nobody waits for the job any more.
+                context.cancelJobGroup(name)  # No client waits for the job.
             raise
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ def keep_job_group(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes the property
 
 
 def run_on_spark(

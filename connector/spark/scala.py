@@ -50,7 +50,7 @@ class JvmStatics:
     def name_of(self) -> Any:
         """A JVM function that returns the name of an object's class in one call.
 
-        With `getClass`, this would take three calls, including the release of the class.
+        `getClass` would need three calls, including the release of the class.
         """
         return self.class_of("org.apache.commons.lang3.ClassUtils").getName
 

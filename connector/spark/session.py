@@ -78,7 +78,7 @@ def iceberg_jars(folder: Path) -> list[Path]:
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start a session, or return the running session with those values of `conf` that can still be changed.
+    """Start and return a session. If a session is running, return it with the values of `conf` that can be changed.
 
     By default, PySpark starts workers with `python3` from the PATH. This function makes the workers run this
     interpreter.

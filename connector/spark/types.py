@@ -44,8 +44,7 @@ def spark_type(kind: Type) -> spark.DataType:
     """Return the Spark type of an Iceberg type.
 
     Raises:
-        ValueError: Spark has no equivalent type. This is the case for time, nanoseconds, variant, geometry and
-            geography.
+        ValueError: Spark has no equivalent type. Time, nanoseconds, variant, geometry and geography have none.
     """
     match kind:
         case StructType(fields):

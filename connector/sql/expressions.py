@@ -278,7 +278,7 @@ class Expressions:
             return SqlValue(constant.sql, constant.type, node)
         value = self.value(inner, scope)
         if not value.type.is_number:
-            raise BadRequest(f"{describe(node)}: a value of the type {value.type} has no sign")
+            raise BadRequest(f"{describe(node)}: a value of the type {value.type} cannot be negated")
         return SqlValue(f"(-{value.sql})", value.type)
 
     def _translate_arithmetic(self, node: exp.Expr, scope: NameScope) -> SqlValue:

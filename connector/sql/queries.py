@@ -316,7 +316,7 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # A comma binds less tightly than JOIN. An outer join therefore keeps only rows of its own two sides.
+                # A comma binds less tightly than JOIN. An outer join therefore keeps only rows of its two sides.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)

@@ -417,7 +417,9 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide about a query by the description of the query that Trino returns to the sender.
+        """Decide whether Trino's access rules allow that files are pruned for a query.
+
+        The rules are in the description of the query that Trino returns to the sender.
 
         Args:
             plans: The plans that the query reads.
@@ -463,7 +465,7 @@ class Proxy:
     ) -> AsyncIterator[FollowedStatement]:
         """Follow a statement. If the client disconnects, cancel the statement.
 
-        No other client has the URI of the statement, so nobody would read its rows.
+        No other client has the URI of the statement, so no client would read its rows.
         """
         held_statement = FollowedStatement(
             partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge

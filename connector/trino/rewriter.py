@@ -277,8 +277,8 @@ class Rewriter:
         """Release the plans of a rewritten statement that no longer needs them.
 
         Args:
-            is_analysed: Whether Trino will no longer analyse the statement. If it may, the plans exist until their
-                leases end.
+            is_analysed: Whether Trino will no longer analyse the statement. If Trino may still analyse it, the
+                plans exist until their leases end.
         """
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 

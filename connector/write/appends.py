@@ -210,7 +210,7 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
     """Commit a change, and return the server's response.
 
     If the commit fails and it is certain that no snapshot contains the written files now or later, the function calls
-    `discard`. This is certain in two cases:
+    `discard`. The absence of the files is certain in two cases:
 
     - The server refused the change, no earlier request for the change has an unknown outcome, and the reason of the
       refusal is not that a snapshot already contains one of the files.

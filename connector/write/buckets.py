@@ -6,8 +6,8 @@
 A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
 writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of the buckets b and b + 8
 of 16 (`hash % 16 % 8 == hash % 8`), so it is known to which buckets of the new spec each old file belongs. Therefore
-pruning, joins of compatible bucket counts and conflict detection continue to work. This is true only if the number is
-doubled, so no other change is supported.
+pruning, joins of compatible bucket counts and conflict detection continue to work. Only a doubled number has this
+property, so no other change is supported.
 
 If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is the
 size of one bucket in one of these partitions.
@@ -286,7 +286,7 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
     if column is None and len(by_column) > 1:
         raise BadRequest(f"The table has buckets of {', '.join(by_column)}; give the column")
     if column is not None and column not in by_column:
-        raise BadRequest(f"The table has no buckets of {column[:200]}; it has those of {', '.join(by_column)}")
+        raise BadRequest(f"The table has no buckets of {column[:200]}; it has buckets of {', '.join(by_column)}")
     return by_column[next(iter(by_column)) if column is None else column]
 
 

@@ -42,8 +42,8 @@ RANK_BITS = 16
 _GROUP_CORRELATION_MIN = 0.99
 """The minimum correlation at which attributes are grouped.
 
-At this correlation, if one column is constant, the other column has a seventh of its usual spread. This is about the
-range of a column in a file, in a layer of some hundred files.
+At this correlation, if one column is constant, the other column has a seventh of its usual spread. In a layer
+of some hundred files, a column has about this range in each file.
 """
 _CORRELATION_ROWS_MIN = 100
 """The minimum number of rows in a sample from which groups are derived.
@@ -125,7 +125,7 @@ class KeyMatcher:
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
         """Return the first row with each key, as int64[rows].
 
-        It is -1 if no row has the key, or if the key contains a null.
+        The number is -1 if no row has the key, or if the key contains a null.
         """
         combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
@@ -134,7 +134,10 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return a number for each tuple of known values, as int64[rows]. It is -1 if a value is null or unknown."""
+        """Return a number for each tuple of known values, as int64[rows].
+
+        The number is -1 if a value is null or unknown.
+        """
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
             positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
@@ -183,7 +186,7 @@ class Attributes:
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
         """Return the joined row of a table for each row of the batch, as int64[rows].
 
-        It is -1 if there is no joined row.
+        The number is -1 if there is no joined row.
         """
         columns, lookup = self._lookups[name]
         return lookup.rows([single_array(batch[column]) for column in columns])
@@ -350,7 +353,7 @@ class Clustering:
     """Groups of ordinals of attributes that have almost the same order, such as an order date and a ship date.
 
     The curve goes through the first attribute of each group. The other attributes order the rows of one point. If the
-    tuple is empty, each attribute is a group of its own.
+    tuple is empty, each attribute is its own group.
     """
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
@@ -428,7 +431,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The files of a layer end after a number of rows, and not at a size. The bounds of `columns` are long enough to
     distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with the
     same 16 characters, as URLs do, the default bounds of all files would be equal. Properties that the table sets for a
-    column take precedence, and so does a default without bounds.
+    column take precedence. A default without bounds also takes precedence.
 
     Args:
         sample: Some rows of the layer.

@@ -82,7 +82,7 @@ REWRITE_DELETE_FILES_MIN = 5
 _TIER_SIZE_RATIO_MAX = 2
 """The maximum ratio of the sizes of two files of one tier."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""The maximum size and number of the files that one commit replaces."""
+"""The maximum size and number of the files that a commit replaces."""
 _CONCURRENT_PARTITIONS_MAX = 2
 """The number of partitions that are copied at the same time."""
 _JOINED_BATCH_BYTES_MAX = 64 << 20
@@ -179,12 +179,12 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Yield batches of successive files within the limits. A file above the limits is a batch of its own."""
+    """Yield batches of successive files within the limits. A file above the limits is its own batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Yield batches of successive groups of files within the limits. A group above the limits is a batch of its own."""
+    """Yield batches of successive groups of files within the limits. A group above the limits is its own batch."""
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 

@@ -94,8 +94,8 @@ class CopyPolicy:
     Attributes:
         least_bytes: The minimum size of a row group that is copied.
         keep_order: Whether each old file becomes one new file, with its rows in the same order.
-        sorts: Whether no row group is copied, and the rows of a new file are in the table's sort order. This is for
-            encrypted files.
+        sorts: Whether no row group is copied, and the rows of a new file are in the table's sort order. Only
+            encrypted files are written so.
     """
 
     least_bytes: int

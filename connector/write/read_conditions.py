@@ -39,7 +39,7 @@ def check_unchanged(
     Args:
         opened: The table, with its history.
         keys: The keys.
-        read_snapshot_id: The earlier snapshot. None stands for the empty table. With UNSET, nothing is checked.
+        read_snapshot_id: The earlier snapshot. None means the empty table. With UNSET, nothing is checked.
         strategy: The way in which rows are located (`row_locations.locate`).
 
     Raises:

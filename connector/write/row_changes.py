@@ -190,7 +190,7 @@ def commit_row_change(
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to an earlier commit of this change by the same producer, or None without such a commit."""
+    """Return the response to an earlier commit of this change by the same producer, or None if there was none."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None

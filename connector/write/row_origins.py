@@ -80,7 +80,7 @@ class OriginLog:
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
-        """Record consecutive origins, from `start` on, of the next rows of a file."""
+        """Record that the rows of a file from `first_position` on have the `length` origins from `start` on."""
         position, first, rows = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
         self._add(location, RowOrigins(position, first, rows))
 

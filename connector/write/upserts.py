@@ -99,7 +99,7 @@ def upsert(
     largest value, the last of these is used. Null is the smallest value. A stored row with a larger `precombine` stays.
 
     `read_snapshot_id` makes the call a read-modify-write. It raises Conflict and changes nothing if a row with one of
-    the keys was inserted, deleted or changed since that snapshot. None stands for a table without a snapshot.
+    the keys was inserted, deleted or changed since that snapshot. None means a table without a snapshot.
 
     The docstring of `append` describes `producer` and the state after an error.
 

@@ -44,7 +44,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
 
 async def removal_note(context: CatalogContext, uuid: str) -> str | None:
-    """Return the note of the last removal of orphan files of the table, or None without a note."""
+    """Return the note of the last removal of orphan files of the table, or None if there is no note."""
     return await context.store.cursor(_cursor_name(uuid))
 
 

@@ -87,7 +87,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
 @pytest.mark.parametrize(
     ("made", "keys", "said"),
     [
-        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "or equality deletes"),
+        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "it has no delete files"),
         ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
         ("", ["x"], "readers compare differently"),
     ],

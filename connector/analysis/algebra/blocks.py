@@ -303,10 +303,10 @@ class QueryBlock:
     def _condition_on_columns(self, wanted: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
         wanted = weaken(wanted, lambda atom: evaluate_literals(atom, self.outputs.literal))
-        above = move(weaken(wanted, self._keep_sure), lambda reference: self.outputs.reference(reference[1]))
+        above = move(weaken(wanted, self._keep_certain), lambda reference: self.outputs.reference(reference[1]))
         return above if self.keys is None else restrict_to_columns(above, self.keys)
 
-    def _keep_sure(self, atom: Atom) -> Atom | None:
+    def _keep_certain(self, atom: Atom) -> Atom | None:
         if atom.rejects_null or not any(self.outputs.may_be_null(name) for _, name in references_of(atom)):
             return atom
         return None

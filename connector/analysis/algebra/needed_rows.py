@@ -182,7 +182,7 @@ def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
 
 
 def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
-    """Return the join together with its alternatives."""
+    """Return the join and its alternatives. A row of the table needs a match in only one of them."""
     if join.any_of is None:
         return frozenset({join})
     return frozenset(replace(other, any_of=-1) for other in joins if other.any_of == join.any_of)

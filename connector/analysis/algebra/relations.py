@@ -24,7 +24,7 @@ from seamark.connector.plans.literals import Literal
 Columns: TypeAlias = Mapping[str, str]
 """The columns of a table in lower case, with their Iceberg types."""
 COMPUTED = ""
-"""Stands for the type of a view column whose values are not stored values of a table."""
+"""The type of a view column whose values are not stored values of a table."""
 
 SHARED_LEAVES_MAX = 500
 """The maximum number of comparisons in the condition on a name in WITH that is used several times.

@@ -327,8 +327,8 @@ def _divide_into_runs(
     Each run comes with the positions of its columns.
 
     Args:
-        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of such a column is a run of
-            its own.
+        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of such a column is its
+            own run.
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
     order = np.argsort(begins, kind="stable")

@@ -42,7 +42,7 @@ _NAME_SHOWN = 200
 
 
 class Protection(Enum):
-    """The protection of a column without a key of its own."""
+    """The protection of a column without its own key."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"

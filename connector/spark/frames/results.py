@@ -17,5 +17,5 @@ def encode_result(result: bytes) -> pa.RecordBatch:
 
 
 def collect_results(frame: DataFrame) -> list[bytes]:
-    """Run the tasks and return their results."""
+    """Run the tasks of a frame, and return their results."""
     return [bytes(row.result) for row in frame.collect()]

@@ -3,13 +3,13 @@
 `writes.write` uses this module in the modes `upsert` and `delete`.
 
 A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
-`connector.write.upserts` does the work, because starting tasks takes longer. This is not done if many bytes of files
-must be rewritten. A larger DataFrame is persisted in Spark until the call ends. If only the collected first rows show
-that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that all rows
-of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a task reads
-only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in the snapshot
-that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes the new rows.
-The stored rows are not joined in Spark.
+`connector.write.upserts` does the work, because starting tasks takes longer. If many bytes of files must be
+rewritten, tasks do the work. A larger DataFrame is persisted in Spark until the call ends. If only the collected first
+rows show that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that
+all rows of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a
+task reads only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in
+the snapshot that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes
+the new rows. The stored rows are not joined in Spark.
 
 The driver merges the rows that several tasks have located in one data file. The deletion vector of a file, or its copy
 without the deleted rows, is written once. If all keys of the file belong to one task, which buckets can ensure, this
@@ -470,8 +470,7 @@ def _prepare(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
-        # This is the last step that may fail, because after an error in a later step, the files that it writes would
-        # not be deleted.
+        # No step may follow that can fail, because the files that are written from here on would then not be deleted.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
@@ -482,7 +481,7 @@ def _prepare(
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
     """Return all rows of each data file, merged from the results of all tasks.
 
-    They are sorted by spec, partition and path.
+    The files are sorted by spec, partition and path.
     """
     by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:

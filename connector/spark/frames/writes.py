@@ -14,8 +14,8 @@ attempt writes files with unique names. An attempt that fails deletes its files.
 orphan files. Nothing is visible before the commit, and a job that dies does not commit.
 
 `write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults). With `hash`,
-rows are distributed by partition. This is the default of a partitioned table without a sort order. With `range`, rows
-are distributed by the sort order. This is the default of a sorted table. With `none`, the distribution does not change.
+rows are distributed by partition. `hash` is the default of a partitioned table without a sort order. With `range`, rows
+are distributed by the sort order. `range` is the default of a sorted table. With `none`, rows are not distributed.
 Callers that have already shuffled the rows pass `distribution="none"`.
 """
 

@@ -238,7 +238,7 @@ class Catalyst:
     def identifier_of(self, relation: Node) -> tuple[str, ...] | None:
         """Return the namespace levels and the name of a catalog table, or None for another relation.
 
-        The method parses the text form of the identifier. Reading the levels one by one would take a call to the JVM
+        The method parses the text form of the identifier. Reading each level alone would take a call to the JVM
         for each level, and another call to release each object.
         """
         identifier = relation.identifier()

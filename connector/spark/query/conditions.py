@@ -180,7 +180,7 @@ class Conditions:
             conditions += _Reading(self._catalyst, columns).months(nodes)
         except (_TooLarge, RecursionError):
             pass
-        return weaken(all_of(conditions), _keep_sure)
+        return weaken(all_of(conditions), _keep_certain)
 
     def read_exactly(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
@@ -443,7 +443,7 @@ def _rule_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
 
 
-def _keep_sure(atom: Atom) -> Atom | None:
+def _keep_certain(atom: Atom) -> Atom | None:
     """Return the condition, or None if it is a condition on a struct field that may be true for null.
 
     Some file formats do not count the fields of a null struct as nulls. LIKE conditions are only on columns.

@@ -45,7 +45,7 @@ _TRUNCATION_UNITS = {
     **dict.fromkeys(("day", "dd"), "DAY"),
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
-"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" stands for the same name."""
+"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" means the same name."""
 _DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """The units that `trunc` supports. For any other unit, `trunc` returns null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
@@ -366,7 +366,7 @@ def is_current(tree: exp.Expr | None) -> bool:
 
 
 def is_sure(tree: exp.Expr) -> bool:
-    """Return whether the rules know all texts that `upper` converts to the texts in the tree."""
+    """Return whether the analysis knows all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True
     texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
@@ -374,7 +374,7 @@ def is_sure(tree: exp.Expr) -> bool:
 
 
 def hide() -> exp.Expr:
-    """Return an expression that the rules do not read, so it gives no condition."""
+    """Return an expression that no rule of the analysis reads, so that it never becomes a condition."""
     return exp.Anonymous(this=_HIDDEN)
 
 

@@ -1,9 +1,9 @@
 """Finds the positions of table names in a query's text by Spark's parser, and replaces these names.
 
-Each reference receives a marker: an alias inside of its own alias (`(t AS marker) AS t`). Spark's analyser keeps the
-marker above the relation to which the name refers, also in WITH, subqueries and copied plans. Therefore each relation
-of the plan has a known position in the text. A relation without a marker belongs to a view. An option of the reference
-cannot be the marker, because Spark uses the options of the first reference for all references to a table.
+Each reference receives a marker: an alias inside the alias of the reference (`(t AS marker) AS t`). Spark's analyser
+keeps the marker above the relation to which the name refers, also in WITH, subqueries and copied plans. Therefore each
+relation of the plan has a known position in the text. A relation without a marker belongs to a view. An option of the
+reference cannot be the marker, because Spark uses the options of the first reference for all references to a table.
 
 Only queries have positions, because the text is analysed again with other names. The query may be the whole statement,
 or the query whose rows a statement writes (`query_of`).

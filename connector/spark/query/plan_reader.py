@@ -329,8 +329,8 @@ class PlanReader:
                 name = str(self._catalyst.id_of(output))
                 extremes[name] = Extreme((0, str(source)), extreme.kind, extreme.is_filtered)
         filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
-        is_sure = bool(filters) and bool(node.deterministic())
-        counted = any_of(self._read_condition([each], child.columns) for each in filters) if is_sure else None
+        can_filter = bool(filters) and bool(node.deterministic())
+        counted = any_of(self._read_condition([each], child.columns) for each in filters) if can_filter else None
         block = QueryBlock(
             [child.relation],
             0,

@@ -142,7 +142,7 @@ def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept
 
 
 def is_plan_gone(error: AnalysisException) -> bool:
-    """Return whether Spark failed because it did not find a plan table. Spark has then not run anything."""
+    """Return whether Spark failed because it did not find a plan table. In this case, Spark has run no job."""
     return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
 
 

@@ -61,22 +61,22 @@ class _Target:
 
 def install() -> None:
     """Make PySpark's DataFrameWriter use this module for the format `seamark`. Further calls change nothing."""
-    for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
+    for name, replacement in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
         spark_method = getattr(DataFrameWriter, name)
         if not hasattr(spark_method, "seamark"):
-            setattr(DataFrameWriter, name, _dispatch(spark_method, ours))
+            setattr(DataFrameWriter, name, _dispatch(spark_method, replacement))
 
 
-def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(theirs)
+def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
     def method(writer: DataFrameWriter, *arguments: Any, **named: Any) -> None:
-        if named.get("format") or (theirs.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
+        if named.get("format") or (original.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
             writer.format(named.pop("format", None) or arguments[1])
         if str(writer._jwrite.source()).lower() != FORMAT:
-            theirs(writer, *arguments, **named)
+            original(writer, *arguments, **named)
             return
         with refusals_as_analysis_exceptions():
-            ours(writer, *arguments, **named)
+            replacement(writer, *arguments, **named)
 
     method.seamark = True  # type: ignore[attr-defined]
     return method

@@ -134,7 +134,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
         Args:
             producer: The query and the number of the batch.
-            snapshot_id: The snapshot of the batch, or None for an earlier batch than the last one.
+            snapshot_id: The snapshot of the batch, or None if a later batch has been committed.
 
         Raises:
             BadRequest: The table has later batches of the query.

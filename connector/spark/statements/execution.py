@@ -255,7 +255,7 @@ class _LocatedStatement:
     def _evaluate(self) -> None:
         """Evaluate the rows that contain the keys once.
 
-        They are the rows of a MERGE's source, and of subqueries in a condition.
+        The keys are in the rows of a MERGE's source, or in the rows of subqueries in a condition.
         """
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
@@ -376,7 +376,7 @@ class _LocatedStatement:
         return key_values
 
     def _find_index_columns(self, opened: OpenTable, key_values: KeyValues) -> list[str] | None:
-        """Return the columns of a record index for which there are key values, or None without such an index."""
+        """Return the columns of a record index for which there are key values, or None if there is no such index."""
         by_name = {field.name: field for field in opened.schema.fields}
         indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in key_values.names])
         return None if indexed is None else [field.name for field in indexed]

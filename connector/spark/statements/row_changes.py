@@ -315,7 +315,7 @@ def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Lon
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
     """Return the positions of the stored rows and of the source rows in the result of a join.
 
-    A position of -1 stands for a missing stored row.
+    A position of -1 means that there is no stored row.
 
     Args:
         kind: The type of the join.

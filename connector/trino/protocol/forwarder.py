@@ -218,7 +218,7 @@ class Forwarder:
 
         Args:
             passing: A handler that creates the response for the client. Without a handler, the coordinator's response
-                is returned unchanged. With a handler, the coordinator is asked not to compress its response.
+                is returned unchanged. With a handler, the request forbids a compressed response.
         """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
@@ -261,8 +261,8 @@ async def _pass_back(
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return error_response(502, f"The answer ended before its body: {error or type(error).__name__}")
-    if first and answer.content.at_eof():  # Most answers are small and arrive in one packet.
+        return error_response(502, f"The coordinator's response ended before its body: {error or type(error).__name__}")
+    if first and answer.content.at_eof():  # Most responses are small and arrive in one packet.
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
@@ -294,8 +294,8 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
     """Read the beginning of a body.
 
     Returns:
-        The whole body and True. If the body is longer than `size_bytes`, slightly more than its first `size_bytes`
-        bytes and False.
+        The whole body and True. For a body that is longer than `size_bytes`, the result is slightly more than its first
+        `size_bytes` bytes, and False.
     """
     parts: list[bytes] = []
     size = 0

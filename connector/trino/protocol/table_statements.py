@@ -216,7 +216,7 @@ class TableStatements:
             self._check_room()
             async with asyncio.timeout(_CHECK_S):
                 await _check_rights(wanted, send, judge)
-            self._check_room()  # Other statements may have arrived while this one waited.
+            self._check_room()  # Other statements may have arrived during the check.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -29,7 +29,7 @@ cdef enum:
 # The columns of the table of chunks: first START and END of the chunk, then (value, begin, end) of each field below. A
 # field that the chunk does not have has -1 as its begin.
 cdef enum:
-    # In the order in which they stand in the bytes. These fields can be patched:
+    # In the order of the bytes. These fields can be patched:
     FILE_OFFSET
     PATH
     PLAIN_BYTES
@@ -396,7 +396,7 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
             if read_metadata(c, row) < 0:
                 return -1
             continue
-        if field == 8 and kind == STRUCT:  # this structure has the column's path if the column has a key of its own
+        if field == 8 and kind == STRUCT:  # this structure has the column's path if the column has its own key
             if read_crypto(c) < 0:
                 return -1
         elif skip(c, kind, 2) < 0:

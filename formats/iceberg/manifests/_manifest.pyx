@@ -8,7 +8,7 @@ counting.
 
 No byte is read beyond the data, and no loop or allocation is larger than the remaining bytes justify. A value that
 takes no bytes (Avro's null, and a record of nulls) has no node. So the time of a program is linear in the bytes that it
-reads, whatever counts the bytes claim.
+reads, for any counts that the bytes claim.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t

@@ -448,7 +448,7 @@ memset(NONE, 0, sizeof(NONE))
 memset(EVERY, 0xFF, sizeof(EVERY))
 
 SLICES_BYTES = 16 * SLICES_MAX
-"""The bytes that one `Slices` takes, without the slices themselves."""
+"""The size of a `Slices` in bytes, without the slices themselves."""
 
 
 cdef class Slices:

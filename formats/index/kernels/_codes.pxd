@@ -49,7 +49,7 @@ ctypedef struct Packed:
     int64_t lengths
     int64_t ends
     int64_t tails
-    int64_t start  # where the first of the column's arrays begins; `end` is where the last one ends
+    int64_t start  # where the column's first array begins; `end` is where its last array ends
     int64_t end
 
 ctypedef struct Output:

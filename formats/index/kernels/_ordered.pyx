@@ -1,6 +1,6 @@
 """Compact ordered dictionaries that are searched in place. Ascending numbers are stored as packed differences. Of
 ascending byte strings, only the part that differs from the previous value is stored. All loops run without the GIL. No
-byte beyond a buffer is read, whatever the buffer contains.
+byte beyond a buffer is read, for any contents of the buffer.
 
 n numbers are in blocks of 128, all little-endian:
 

@@ -230,8 +230,8 @@ cdef int lay_given(
 
 
 cdef void scatter(const Given* given, int64_t* values) noexcept nogil:
-    """Write one value for each row. A row without a value gets MISSING. So does a row with a negative value, because no
-    count is negative."""
+    """Write one value for each row. A row without a value gets MISSING. A row with a negative value also
+    gets MISSING, because no count is negative."""
     cdef int64_t i
     if given.places != NULL:
         for i in range(given.rows):

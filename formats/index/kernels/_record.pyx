@@ -340,7 +340,7 @@ cdef class Merger:
 
 def stretches(const uint64_t[::1] fences, const uint64_t[::1] hi):
     """Return the stretches of pages that can have one of the hashes, as int64[n, 2]: the first page of the stretch, and
-    the page after its last page. `hi` ascends, and so do the stretches. Two stretches neither overlap nor touch."""
+    the page after its last page. `hi` and the stretches ascend. Two stretches neither overlap nor touch."""
     cdef int64_t i, begin, end, n = 0, count = fences.shape[0]
     out = np.empty((hi.shape[0], 2), np.int64)
     cdef int64_t[:, ::1] span = out

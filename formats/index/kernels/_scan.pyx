@@ -15,8 +15,8 @@ code. The sketch decides most rows. Codes are read only for rows whose byte equa
 
 Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), with
 one bit for each row. The rows of a block that remain after one comparison are still in the processor's cache for the
-next one. Rows that a sketch does not decide are compared by their codes last, when the sketches of all comparisons have
-left few rows.
+next comparison. Rows that a sketch does not decide are compared by their codes last, when the sketches of all
+comparisons have left few rows.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING

@@ -177,7 +177,7 @@ class ChangeApplication:
         """Check that no removal of orphan files has deleted an added file.
 
         Args:
-            note: The note of the last removal, or None.
+            note: The note of the table's last removal of orphan files, or None.
 
         Raises:
             BadRequest: A removal has deleted an added file.

@@ -79,7 +79,7 @@ class CommitPriority:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Forget the collisions and the priority of a change that has committed or will not be tried again."""
+        """Forget the collisions and the priority of a change that has committed or will not be repeated."""
         self._waiting.pop((table, change), None)
         granted = self._granted.get(table)
         if granted is not None and granted.change == change:

@@ -106,8 +106,8 @@ class ConflictCheck:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # A change may replace rows that it has not read. New rows of others in this scope would be lost, so both
-            # are checked.
+            # A change may replace rows that it has not read. Rows that other commits added to the replaced scope would
+            # be lost, so added files and added deletes are checked.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
@@ -154,7 +154,7 @@ class ConflictCheck:
         return {path for path in referenced if path is not None}
 
     def _find_other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
-        """Return the first deletion vector for one of the data files that the change does not remove, or None."""
+        """Return the first deletion vector of a data file in `paths` that the change does not remove, or None."""
         return next(
             (
                 entry
@@ -321,9 +321,9 @@ class ConflictCheck:
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
-        """Return the equality deletes if each of them has a partition.
+        """Return the equality delete files of the change, or nothing if one of them has no partition.
 
-        A delete without a partition applies to all files.
+        An equality delete file without a partition applies to all data files.
         """
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []

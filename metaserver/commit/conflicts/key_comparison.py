@@ -108,7 +108,7 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 
 def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """Return the part of the expression on these columns. None stands for all columns."""
+    """Return the part of the expression on these columns. None means all columns."""
     column_ids = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:

@@ -12,7 +12,7 @@ from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
-_MEMORY_SHARES = 4
+_MEMORY_DIVISOR = 4
 """The divisor of `commit_memory_bytes`. One share is for the manifests of tables, and one for those of each commit."""
 
 
@@ -74,11 +74,11 @@ class CommitManifests:
 
     @cached_property
     def files(self) -> FilesReadOnce:
-        return FilesReadOnce(self._context.objects, self._context.settings.commit_memory_bytes // _MEMORY_SHARES)
+        return FilesReadOnce(self._context.objects, self._context.settings.commit_memory_bytes // _MEMORY_DIVISOR)
 
     @cached_property
     def _own(self) -> Manifests:
-        return Manifests.of(self.files, self._context.settings, _MEMORY_SHARES)
+        return Manifests.of(self.files, self._context.settings, _MEMORY_DIVISOR)
 
     @property
     def unchecked(self) -> ManifestReaders:
@@ -109,4 +109,4 @@ class CommitManifests:
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
     """Return the reader of published manifests that all commits of engines share."""
-    return Manifests.of(context.objects, context.settings, _MEMORY_SHARES)
+    return Manifests.of(context.objects, context.settings, _MEMORY_DIVISOR)

@@ -401,7 +401,7 @@ class EngineCommits:
                 raise AlreadyCommitted([await self._load_outcome(table, instant)] if commit.is_single else [])
 
     async def _load_outcome(self, table: TableCommit, instant: Instant) -> LoadedTable:
-        """Return the table as the first commit left it.
+        """Return the table in the state that the first commit produced.
 
         Raises:
             CommitUnknown: The name no longer refers to the same table.

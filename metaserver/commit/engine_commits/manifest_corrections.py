@@ -102,7 +102,7 @@ class ManifestCorrections:
             base: The table's metadata before the updates, or None for a new table.
             metadata: The table's metadata after the updates.
             updates: The updates of the commit, after a rebase.
-            rebased: The result of the rebase, or None without a rebase.
+            rebased: The result of the rebase, or None if there was no rebase.
 
         Returns:
             The updates, or None if no update needs to change or a file cannot be read.

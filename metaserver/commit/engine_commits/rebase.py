@@ -9,7 +9,7 @@ because sequence numbers and first row ids must follow those of the head (Iceber
 the files that it wrote and that the snapshot does not refer to.
 
 The rule: a table property enables rebases of appends, and an append is rebased only if every check succeeds. Otherwise
-the commit is refused, as it is without the property.
+the commit is refused, as commits without the property are.
 
 A table service must never force a writer to repeat its commit. Therefore three rebases need no property:
 
@@ -313,7 +313,7 @@ class _Rebase:
         The undone snapshots leave the history of the branch, as after a rollback. They must not stay in it, for two
         reasons. Iceberg's incremental clean-up in other engines deletes files that a snapshot of the history has
         removed, and these old files are live again. And an engine that has deleted rows of the new files by position
-        would not notice that the new files are gone, because no snapshot of the history says so.
+        would not notice that the new files are gone, because no snapshot of the history records it.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)

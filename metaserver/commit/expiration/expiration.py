@@ -42,8 +42,8 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""The maximum number of snapshots that one expiration removes. Another expiration removes further snapshots."""
-_MEMORY_SHARES = 8
+"""The maximum number of snapshots that an expiration removes. Another expiration removes further snapshots."""
+_MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
 _BATCH = 100
 _EXPIRATIONS_CONCURRENT_MAX = 2
@@ -123,7 +123,7 @@ class Expiration:
         self._planner = planner
         self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
         # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
@@ -318,8 +318,8 @@ class Expiration:
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
-        If a file could not be deleted, the files that name it stay too, and the instant stays in flight. Housekeeping
-        tries again, for one day.
+        If a file could not be deleted, the files that refer to it also stay, and the instant remains in flight.
+        Housekeeping repeats the deletion for one day.
         """
         failed = deleted = 0
 

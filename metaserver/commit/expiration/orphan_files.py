@@ -83,7 +83,7 @@ _LISTED = 1000
 _BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
 _DELETES_CONCURRENT_MAX = 16
-_MEMORY_SHARES = 8
+_MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that a removal reads."""
 _log = structlog.get_logger("seamark.orphans")
 
@@ -154,7 +154,7 @@ class OrphanRemoval:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_REMOVALS_CONCURRENT_MAX)
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
@@ -175,8 +175,8 @@ class OrphanRemoval:
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Before the first reading of the clock, only the time between files counts. A longer time may be a jump of
-            # the clock.
+            # For the time before the clock was first read, the newest file is the only evidence. A longer time may be a
+            # jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)

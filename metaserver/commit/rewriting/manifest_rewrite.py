@@ -79,7 +79,7 @@ _CHECKED_BYTES_MAX = 1 << 30
 """The maximum size of the manifests of one partition spec and content that a rewrite reads to find wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
-_MEMORY_SHARES = 8
+_MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that a rewrite reads."""
 
 
@@ -150,7 +150,7 @@ class ManifestRewrite:
         self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
         # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
-        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
         """The paths of manifests whose metrics are known to be correct, so they are not read again."""
 

@@ -39,7 +39,7 @@ def key_of(file: ContentFile) -> Remove:
 
 
 def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Return the manifests without manifests that are known to list no live file."""
+    """Leave out the manifests that certainly list no live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )

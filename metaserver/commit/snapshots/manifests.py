@@ -367,8 +367,8 @@ async def _find_listing_manifests(
     total = sum(len(hashes) for _, hashes in candidates)
 
     def work() -> list[ManifestFile]:
-        # Usually no manifest has any of the hashes. One search for all of them together takes as long as a search for
-        # one.
+        # Usually no manifest has any of the searched hashes. A search in the hashes of all manifests together takes
+        # as long as a search in the hashes of one manifest.
         together = total <= _TOGETHER_MAX and len(candidates) > 1
         if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
             return []

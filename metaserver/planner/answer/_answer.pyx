@@ -274,7 +274,7 @@ cdef int _write_items(_Out out, Part *part, int64_t row) except -1:
     for at in range(first, first + size):
         if at > first:
             out.put(b",", 1)
-        # The integer that stands for an absent value is absent, too.
+        # The integer that represents an absent value is absent, too.
         out.number(_integer(&part.values, at) if _is_there(part.values.presence, at) else INT64_MIN)
     out.put(part.suffix, part.suffix_size)
     return 0

@@ -247,7 +247,7 @@ def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
-    with pytest.raises(BadRequest, match="no buckets of note; it has those of id, land"):
+    with pytest.raises(BadRequest, match="no buckets of note; it has buckets of id, land"):
         resize(client, "db.t", buckets=16, column="note")
     resize(client, "db.t", buckets=16, column="land")
     assert fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]

@@ -263,7 +263,7 @@ def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
     reader = Deletes(Storage(), metadata)
     with pytest.raises(ValueError, match="no row -1"):
         write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3, -1))], reader)
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3))] * 2, reader)
 
 

@@ -141,7 +141,7 @@ def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: Ind
 
 def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, served: Served) -> None:
     create(client, version=1)
-    with pytest.raises(Unwritable, match="or equality deletes; upgrade it"):
+    with pytest.raises(Unwritable, match="it has no delete files; upgrade it"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
     fields = [
         {"id": 1, "name": "x", "required": False, "type": "double"},
