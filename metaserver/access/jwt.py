@@ -72,8 +72,7 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
 
     Raises:
         Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or
-            more
-            than `late_s` after its expiry.
+            more than `late_s` after its expiry.
     """
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")

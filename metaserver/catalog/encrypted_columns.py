@@ -77,8 +77,7 @@ def check_encrypted_columns(
 
     Raises:
         BadRequest: The commit adds a use that publishes the values or the order of an encrypted column, or it
-            declares a
-            column as encrypted that has such a use.
+            declares a column as encrypted that has such a use.
     """
     properties = metadata.properties
     if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):

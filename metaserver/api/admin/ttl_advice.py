@@ -36,9 +36,8 @@ class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     """A column that no query reads in partitions above a certain age.
 
     Attributes:
-        days_unread: The days since the last read of the column in partitions of at least this age, or since the first
-            read
-            of the table.
+        days_unread: The days since the last read of the column in partitions of at least this age, or since the
+            first read of the table.
         size_in_bytes: The stored bytes of the column in these partitions.
     """
 

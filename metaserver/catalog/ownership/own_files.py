@@ -124,8 +124,7 @@ async def check_added(
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
         metadata: The metadata after the commit. The commit claims the locations that `metadata` has and `base` does
-            not
-            have. The caller's right to them has been checked.
+            not have. The caller's right to them has been checked.
         commit: The updates.
         files: Reads the manifest lists and manifests.
 
