@@ -53,8 +53,7 @@ class DiskTier:
             `should_replace(its key, the key of the entry to evict)` is true. The keys are those that `account_key`
             returns. If it is None, every value is stored.
         holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it
-            is
-            None, holders have no budget.
+            is None, holders have no budget.
         check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads
             the whole file. If False, the payload must contain its own checksums.
         reused_bytes: The size of the values whose memory `get_resident` reuses, if most values have the same

@@ -108,7 +108,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
     """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
-        """Return the columns of a row; `value` is the charge of the file. Nothing is pickled."""
+        """Return the columns of a row. `value` is the charged size of the file. Nothing is pickled."""
         return value, MODE_BINARY, file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
@@ -203,7 +203,7 @@ class Ledger:
                 raise LedgerUnavailable(_words(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
-        """Evict entries until `need_bytes` more fit, and return whether they fit.
+        """Evict entries until `need_bytes` more bytes fit, and return whether they fit.
 
         If `need_bytes` can never fit, nothing is evicted.
         """
@@ -218,7 +218,7 @@ class Ledger:
         return bool(cache.volume() <= room)
 
     def fits(self, cache: Any, need_bytes: int) -> bool:
-        """Return whether `need_bytes` more fit without an eviction."""
+        """Return whether `need_bytes` more bytes fit without an eviction."""
         return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
 
     def oldest(self, cache: Any) -> bytes | None:

@@ -48,13 +48,13 @@ def _size(value: Any, counted_ids: set[int]) -> int:
     for name in _attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
         size += _size(getattr(value, name, None), counted_ids)
     if isinstance(value, Mapping):
-        return size + _of_many(
+        return size + _size_of_many(
             list(value.items()), lambda pair: _size(pair[0], counted_ids) + _size(pair[1], counted_ids)
         )
     if isinstance(value, Sequence):
-        return size + _of_many(value, lambda part: _size(part, counted_ids))
+        return size + _size_of_many(value, lambda part: _size(part, counted_ids))
     if isinstance(value, AbstractSet):
-        return size + _of_many(list(value), lambda part: _size(part, counted_ids))
+        return size + _size_of_many(list(value), lambda part: _size(part, counted_ids))
     return size
 
 
@@ -86,7 +86,7 @@ def _slots(kind: type) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
 
 
-def _of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
+def _size_of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
     if len(values) <= 2 * _SAMPLE:
         return sum(map(size_of, values))
     # The size of the first element includes the objects that all elements share.

@@ -139,7 +139,7 @@ class Stack(Generic[V]):
         absent = [number for number, value in enumerate(values) if value is None]
         parts = [absent[at : at + _FILES_PER_JOB] for at in range(0, len(absent), _FILES_PER_JOB)]
         opened = await asyncio.gather(
-            *(self._in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
+            *(self._run_in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
         )
         for number, read in zip(absent, chain.from_iterable(opened), strict=True):
             if read is not None:
@@ -164,10 +164,10 @@ class Stack(Generic[V]):
         """Remove a damaged value from memory and disk."""
         self._memory.discard(key)
         if self._disk is not None and not self._closed:
-            await self._in_thread(self._disk.discard, key)
+            await self._run_in_thread(self._disk.discard, key)
 
     async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
-        value = await self._from_disk(key, open)
+        value = await self._read_from_disk(key, open)
         if value is not None:
             return value
         claimed = False
@@ -175,7 +175,7 @@ class Stack(Generic[V]):
             if self._disk is not None and self._claims is not None:
                 claimed = await self._claim(key)
                 # Another process may have stored the value between the miss and the claim.
-                value = await self._from_disk(key, open)
+                value = await self._read_from_disk(key, open)
                 if value is not None:
                     return value
             self._fetches += 1
@@ -192,10 +192,10 @@ class Stack(Generic[V]):
             if claimed and self._claims is not None:
                 self._claims.release(key)
 
-    async def _from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
+    async def _read_from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
         if self._disk is None or self._closed:
             return None
-        read = await self._in_thread(self._read, key, open)
+        read = await self._run_in_thread(self._read, key, open)
         if read is None:
             return None
         value, weigh = read
@@ -257,12 +257,12 @@ class Stack(Generic[V]):
         while True:
             pending_put = await self._queue.get()
             try:
-                stored = await self._in_thread(self._disk.put, pending_put.key, pending_put.payload)
+                stored = await self._run_in_thread(self._disk.put, pending_put.key, pending_put.payload)
                 if stored and pending_put.region is not None and self._on_mapped is not None:
-                    if await self._in_thread(self._disk.map_over, pending_put.key, pending_put.region):
+                    if await self._run_in_thread(self._disk.map_over, pending_put.key, pending_put.region):
                         self._on_mapped(pending_put.value)
                 elif stored and pending_put.key in self._memory:
-                    await self._from_disk(pending_put.key, pending_put.open)
+                    await self._read_from_disk(pending_put.key, pending_put.open)
             finally:
                 self._pending_bytes -= len(pending_put.payload)
                 if pending_put.claimed and self._claims is not None:
@@ -270,7 +270,7 @@ class Stack(Generic[V]):
                 self._queue.task_done()
                 del pending_put  # The next wait may be long, and must not keep this value alive.
 
-    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+    async def _run_in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def stats(self) -> StackStats:
@@ -302,7 +302,7 @@ class Stack(Generic[V]):
         if self._claims is not None:
             self._claims.close()
         if self._disk is not None:
-            await self._in_thread(self._disk.close)
+            await self._run_in_thread(self._disk.close)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the counts do not add up.

@@ -103,7 +103,7 @@ def create(
         print_json({"name": name, "token": secret, "grants": [_grant_json(one) for one in grants]})
         return
     click.echo(secret)
-    may = "; ".join(_show(grant) for grant in grants) or "nothing yet: see seamark grant add"
+    may = "; ".join(_describe_grant(grant) for grant in grants) or "nothing yet: see seamark grant add"
     click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
 
 
@@ -160,7 +160,7 @@ def add(
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "addGrant", f"{principal} {_show(grant)}")
+            await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
         is_oidc = principal.startswith(OIDC_PREFIX)
         return grants, is_oidc or any(one.name == principal for one in await store.tokens())
 
@@ -185,14 +185,14 @@ def remove(
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
         await store.transact([RemoveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "removeGrant", f"{principal} {_show(grant)}")
+            await _audit(store, clock, "removeGrant", f"{principal} {_describe_grant(grant)}")
         return grants
 
     _print_grants(_run(config, flags, work, creates=False), f"{principal} no longer has", as_json=as_json)
 
 
 def _print_grants(grants: list[Grant], text: str, *, as_json: bool) -> None:
-    lines = (f"{text} {_show(grant)}" for grant in grants)
+    lines = (f"{text} {_describe_grant(grant)}" for grant in grants)
     print_result([_grant_json(grant) for grant in grants], "\n".join(lines), as_json=as_json)
 
 
@@ -279,7 +279,7 @@ def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
     return [parse_path(text) for text in namespaces] if namespaces else [()]
 
 
-def _show(grant: Grant) -> str:
+def _describe_grant(grant: Grant) -> str:
     return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
 
 

@@ -77,7 +77,7 @@ def buckets(
     elif as_json:
         print_json([_json(size) for size in shown_sizes])
     else:
-        _show(table, shown_sizes)
+        _print_sizes(table, shown_sizes)
 
 
 def _json(sizes: BucketSizes) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _json(sizes: BucketSizes) -> dict[str, Any]:
     }
 
 
-def _show(table: str, columns: list[BucketSizes]) -> None:
+def _print_sizes(table: str, columns: list[BucketSizes]) -> None:
     sizes_table = make_table(
         ("column", "buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
         (

@@ -168,7 +168,7 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task_id = bar.add_task(f"Index {name}", total=None, text="")
-        report = build(client, table, name, workers, on_progress=partial(_show, bar, task_id))
+        report = build(client, table, name, workers, on_progress=partial(_show_progress, bar, task_id))
     progress = report.progress
     if not as_json:
         say(
@@ -181,7 +181,7 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     return report
 
 
-def _show(bar: ProgressBar, task_id: TaskID, now: Progress) -> None:
+def _show_progress(bar: ProgressBar, task_id: TaskID, now: Progress) -> None:
     text = show_size(now.size_bytes)
     if now.eta_ms is not None:
         text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"

@@ -126,7 +126,7 @@ def explain(
     if as_json:
         print_json(explanation.json)
     else:
-        _show(table, explanation)
+        _print_explanation(table, explanation)
     if explanation.not_used and not explanation.columns:
         raise SystemExit(_NOTHING_USED)
 
@@ -138,7 +138,7 @@ def _show_query(explained: ExplainedQuery) -> None:
         console.rule(escape_for_terminal(table.reference), align="left", characters="─")
         condition = "none on its own columns that could leave files out" if table.predicate is None else table.predicate
         console.print(f"Condition: {condition}", highlight=False, markup=False)
-        _show(join_name(table.table), table.plan, is_whole=False)
+        _print_explanation(join_name(table.table), table.plan, is_whole=False)
         console.print()
     parts = (
         f"{table.reference} {table.plan.files:,} of {_count_considered(table.plan):,}" for table in explained.tables
@@ -150,7 +150,7 @@ def _count_considered(explanation: Explanation) -> int:
     return explanation.stages[0].files_in if explanation.stages else explanation.files
 
 
-def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
+def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
     """Print an explanation.
 
     Args:

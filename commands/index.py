@@ -94,7 +94,7 @@ def create(
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, **given)
+    defined = client.put_index(table, name or _make_index_name(kind, terms), kind=kind, columns=terms, **given)
     if as_json:
         print_json(defined.json)
         return
@@ -179,7 +179,7 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     print_result({"table": list(split_table(table)), "dropped": name}, f"Index {name} is dropped", as_json=as_json)
 
 
-def _name_of(kind: str, columns: tuple[str, ...]) -> str:
+def _make_index_name(kind: str, columns: tuple[str, ...]) -> str:
     """Return a name made of the columns' letters, digits and underscores, and of the kind."""
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]

@@ -64,7 +64,7 @@ def verify_command(
             raise click.ClickException(f"Index {index_name} cannot be verified: {error}") from None
         audits.append(audit)
         if not as_json:
-            _show(audit)
+            _print_audit(audit)
     if as_json:
         print_json([_json(audit) for audit in audits])
     wrong = sum(bool(audit.problems) for audit in audits)
@@ -104,14 +104,14 @@ def _advance(bar: ProgressBar, task_id: TaskID, verdict: VerificationResult, tot
     bar.update(task_id, total=total, advance=1)
 
 
-def _show(audit: Audit) -> None:
+def _print_audit(audit: Audit) -> None:
     index = audit.index
     if audit.verdicts:
         verdict_table = make_table(
             ("index file", "data files", "rows", "read again", "unreadable", "verdict"),
             (
                 (
-                    _end_of(verdict.location),
+                    _shorten_location(verdict.location),
                     *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled_files)),
                     f"{verdict.unreadable_files:,}",
                     _describe_verdict(audit, verdict),
@@ -148,7 +148,7 @@ def _describe_verdict(audit: Audit, verdict: VerificationResult) -> str:
     return "wrong" if state is None else f"wrong here: {state}, as the server finds nothing"
 
 
-def _end_of(location: str) -> str:
+def _shorten_location(location: str) -> str:
     """Return the build's folder and the file name; all index files of a table are below the same folder."""
     return "/".join(location.split("/")[-2:])
 

@@ -188,8 +188,7 @@ def run(
         report: Receives the progress from time to time.
         runner: Runs the rewrites. If it is None, this process runs them.
         scratch: A folder for temporary files. If it is set, this process is for the job only, and is restricted to
-            the
-            job's table and to this folder.
+            the job's table and to this folder.
     """
     os.umask(request.umask)
     if request.folders is not None:

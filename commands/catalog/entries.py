@@ -90,7 +90,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
 
 def print_changed(client: IndexClient, kind: NamedEntries, name: str, text: str, *, as_json: bool) -> None:
-    """Print the metadata as JSON, like `show`."""
+    """Print `text`, or with `as_json` the metadata of the entry, as `show` prints them."""
     print_result(kind.load(client, name) if as_json else None, text, as_json=as_json)
 
 

@@ -140,26 +140,26 @@ def timeline(
 ) -> None:
     """Show what happened to TABLE, or to all that you may read: the latest instants, oldest first."""
     newest = list(client.timeline(table, action=action, newest_first=True, limit=limit))
-    _show(newest[::-1], as_json=as_json)
+    _print_instants(newest[::-1], as_json=as_json)
     if not newest and not as_json and not follow:
         say(f"No instant has the action {action}." if action else "Nothing happened yet.")
     since = newest[0].position if newest else None
     while follow:
         time.sleep(_FOLLOW_S)
         new = list(client.timeline(table, action=action, since=since))
-        _show(new, as_json=as_json)
+        _print_instants(new, as_json=as_json)
         since = new[-1].position if new else since
 
 
-def _show(instants: list[TimelineInstant], *, as_json: bool) -> None:
+def _print_instants(instants: list[TimelineInstant], *, as_json: bool) -> None:
     if as_json:
         for instant in instants:
             click.echo(json.dumps(msgspec.structs.asdict(instant)))
     elif instants:
-        print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
+        print_rows(("time", "action", "state", "what", "who", "details"), map(_instant_to_row, instants))
 
 
-def _row(instant: TimelineInstant) -> tuple[str, ...]:
+def _instant_to_row(instant: TimelineInstant) -> tuple[str, ...]:
     entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
     return (
         time_text(instant.requested_ms),

@@ -73,7 +73,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         loaded, own_folders, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))
-        own_folders, other_folders = _folders_of(client, request, loaded)
+        own_folders, other_folders = _find_folders(client, request, loaded)
     for folder in own_folders:
         path = Storage().local_path(f"{folder}/x")
         if path is not None:
@@ -97,7 +97,7 @@ def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
     return EngineTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
-def _folders_of(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
+def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
     """Return (the local folders of the table, the local folders that its jobs only read)."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own_folders = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))

@@ -27,7 +27,7 @@ _CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 """Since ABI 2 and ABI 3."""
 _NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
-"""Since ABI 4."""
+"""Rights for TCP ports, which exist since version 4 of Landlock's ABI."""
 _SCOPED = 1 << 0 | 1 << 1
 """The scopes since ABI 6: abstract sockets, and signals to other processes."""
 _FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE

@@ -92,12 +92,12 @@ def demo(files: int, keep: bool) -> None:
     os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg must not connect to the server through a proxy.
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
         try:
-            _run(Path(folder), files, console, keep=keep)
+            _run_demo(Path(folder), files, console, keep=keep)
         except ClientError as error:
             raise click.ClickException(error.message) from None
 
 
-def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
+def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None:
     columns = TextColumn("{task.description:<43}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting seamark serve", total=1)

@@ -104,7 +104,7 @@ def doctor(
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        _show(findings)
+        _print_findings(findings)
     if any(finding.is_fault for finding in findings):
         raise click.exceptions.Exit(1)
 
@@ -113,7 +113,7 @@ def _spark_setup(spark: str) -> SparkSetup:
     return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
 
 
-def _show(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding]) -> None:
     for finding in findings:
         mark = "!" if finding.is_fault else "~" if finding.fix else " "
         say(f"{mark} {finding.subject}: {finding.text}")

@@ -52,7 +52,7 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
     if state["running"]:
         yield Finding("table services", "a server runs them")
     elif state.get("enabled", True):
-        fix = "Repair what it names; the server tries again by itself"
+        fix = "Repair the cause that the message names; the server tries again by itself"
         yield Finding("table services", f"they do not run: {state['problem']}", fix, is_fault=True)
     else:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
@@ -62,7 +62,10 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
         yield Finding(
-            f"table {name}", text, f"Repair what it names; seamark health {name} shows the table", is_fault=True
+            f"table {name}",
+            text,
+            f"Repair the cause that the message names; seamark health {name} shows the table",
+            is_fault=True,
         )
     if len(failed) > _SHOWN:
         yield Finding(

@@ -25,7 +25,7 @@ def health(client: IndexClient, table: str, as_json: bool) -> None:
     health_report = client.health(table)
     problems = [
         *health_report["problems"],
-        *(_of_index(index) for index in client.indexes(table) if _is_lagging(index)),
+        *(_index_to_json(index) for index in client.indexes(table) if _is_lagging(index)),
     ]
     if as_json:
         print_json({**health_report, "problems": problems})
@@ -52,7 +52,7 @@ def _is_lagging(index: Index) -> bool:
     return index.state == "enabled" and index.kind != "bucket" and index.health != "ok"
 
 
-def _of_index(index: Index) -> dict[str, Any]:
+def _index_to_json(index: Index) -> dict[str, Any]:
     if index.health == "broken":
         return {
             "problem": f"index {index.name}",

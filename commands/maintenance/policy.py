@@ -67,7 +67,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
         tables = "No table" if namespace is None else f"No table of {namespace}"
         say(f"{tables} has a policy of its own or inherits one.")
     else:
-        rows = [(join_name(name), *_row(entry)) for name, entries in policies for entry in entries]
+        rows = [(join_name(name), *_entry_to_row(entry)) for name, entries in policies for entry in entries]
         print_rows(("table", "property", "value", "set by"), rows)
 
 
@@ -76,7 +76,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
     """Show the policy that TABLE follows, and where each value is set."""
-    _show(client, table, as_json)
+    _print_policy(client, table, as_json)
 
 
 @policy.command("set")
@@ -125,7 +125,7 @@ def _change(
     elif of_namespace:
         raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
     else:
-        _show(client, name, as_json)
+        _print_policy(client, name, as_json)
 
 
 def _apply(
@@ -140,7 +140,7 @@ def _apply(
     if not of_namespace:
         if updates or removals:
             change_table_properties(client, name, updates, removals)
-        _show(client, name, as_json)
+        _print_policy(client, name, as_json)
         return
     if updates or removals:
         change_namespace_properties(client, name, updates, removals)
@@ -155,12 +155,12 @@ def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
 
 
-def _show(client: IndexClient, table: str, as_json: bool) -> None:
+def _print_policy(client: IndexClient, table: str, as_json: bool) -> None:
     current = load_policy(client, table)
     if as_json:
         print_json(current)
         return
-    print_rows(("property", "value", "set by"), map(_row, current["properties"]))
+    print_rows(("property", "value", "set by"), map(_entry_to_row, current["properties"]))
     if not current["runs"]:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
@@ -179,7 +179,7 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
     return check_properties(changes)
 
 
-def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+def _entry_to_row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"

@@ -63,7 +63,7 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     else:
         heads = ("started", "table", "service", "on", "seconds", "result")
         running = sorted(jobs, key=lambda job: -job["started-ms"])
-        rows = [*map(_waiting_row, reversed(waiting)), *map(_running_row, running), *map(_row, runs)]
+        rows = [*map(_waiting_row, reversed(waiting)), *map(_running_row, running), *map(_run_to_row, runs)]
         print_rows(heads, rows, right_aligned=("seconds",))
 
 
@@ -79,7 +79,7 @@ def _running_row(job: dict[str, Any]) -> tuple[str, ...]:
     return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _describe_progress(job["progress"])
 
 
-def _row(run: TimelineInstant) -> tuple[str, ...]:
+def _run_to_row(run: TimelineInstant) -> tuple[str, ...]:
     summary = run.summary
     return (
         time_text(run.requested_ms),

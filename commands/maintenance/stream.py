@@ -33,7 +33,7 @@ def list_command(client: IndexClient, as_json: bool) -> None:
         say("No stream table that you may see has rows in the log.")
     else:
         headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable")
-        print_rows(headers, map(_row, streams), right_aligned=headers[1:])
+        print_rows(headers, map(_state_to_row, streams), right_aligned=headers[1:])
 
 
 @stream.command()
@@ -66,7 +66,7 @@ def flush(client: IndexClient, table: str, as_json: bool) -> None:
     print_result({"table": table, "rows": rows}, text, as_json=as_json)
 
 
-def _row(state: dict[str, Any]) -> tuple[str, ...]:
+def _state_to_row(state: dict[str, Any]) -> tuple[str, ...]:
     shards = state["shards"]
     return (
         join_name((*state["namespace"], state["table"])),

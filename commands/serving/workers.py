@@ -133,7 +133,10 @@ class Supervisor:
     def _start(self, worker: _Worker) -> None:
         receiver, sender = _spawn.Pipe(duplex=False)
         worker.process = _spawn.Process(
-            target=_work, args=(self._settings, worker.number, sender), name=f"seamark-{worker.number}", daemon=False
+            target=_run_worker,
+            args=(self._settings, worker.number, sender),
+            name=f"seamark-{worker.number}",
+            daemon=False,
         )
         worker.process.start()
         sender.close()
@@ -186,7 +189,7 @@ class Supervisor:
                 worker.pipe.close()
 
 
-def _work(settings: Settings, number: int, pipe: Connection) -> None:
+def _run_worker(settings: Settings, number: int, pipe: Connection) -> None:
     """The main function of a worker process."""
     os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)

@@ -161,7 +161,7 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
         try:
             check_name(name)
             definition = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
-            by_name[name] = _with_mapping(definition, mapping)
+            by_name[name] = _add_mapping(definition, mapping)
         except BadRequest as error:
             problems[name] = error.message
     return Definitions(by_name, problems)
@@ -169,10 +169,10 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
 
 def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
     """Return the definition with the table's name mapping of its columns."""
-    return _with_mapping(definition, name_mapping_of(metadata.properties))
+    return _add_mapping(definition, name_mapping_of(metadata.properties))
 
 
-def _with_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
+def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
     if mapping is None:
         return definition
     part = mapping_of_columns(mapping, (term.column_id for term in definition.terms))

@@ -2,8 +2,8 @@
 
 A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The
 server proposes its jobs and reports the problems that they correct (`metaserver/services/proposers.py`). A
-client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so server and client each have their
-half. Settings, policies, rights, launchers, commands and the documentation read the declaration and
+client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so the two behaviours are in
+separate modules. Settings, policies, rights, launchers, commands and the documentation read the declaration and
 contain no names of services.
 """
 
@@ -133,7 +133,7 @@ class TableService:
     def policy(self) -> tuple[ServiceProperty, ...]:
         """Return the properties of the service. The property `switch` is first.
 
-        The setting determines the default of this property.
+        The setting in `setting` determines the default of this property.
         """
         if self.switch is None:
             return self.properties

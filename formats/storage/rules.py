@@ -61,7 +61,7 @@ class StorageRules:
         return bucket, key
 
     def resolve(self, path: str) -> str:
-        """Return the path without symbolic links. This may read the storage."""
+        """Return the path without symbolic links. The method may read the storage."""
         return path
 
     def normalize(self, address: str) -> str:

@@ -47,7 +47,7 @@ def read(token: str) -> Unverified:
     parts = token.split(".")
     if len(parts) != 3 or not token.isascii():
         raise Unauthenticated("The token is not a JWT: it needs three parts separated by dots")
-    header, claims = _part(parts[0], "header"), _part(parts[1], "claims")
+    header, claims = _decode_part(parts[0], "header"), _decode_part(parts[1], "claims")
     # Critical extensions and unencoded payloads are not supported.
     if "crit" in header or "b64" in header:
         raise Unauthenticated("The token's header requires an extension that this server does not support")
@@ -72,8 +72,7 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
 
     Raises:
         Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or
-            more
-            than `late_s` after its expiry.
+            more than `late_s` after its expiry.
     """
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")
@@ -88,7 +87,7 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
     return int(expires_s * 1000)
 
 
-def _part(text: str, description: str) -> dict[str, Any]:
+def _decode_part(text: str, description: str) -> dict[str, Any]:
     try:
         # urlsafe_b64decode ignores characters outside the alphabet, but a token with such characters is invalid.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))

@@ -3,10 +3,9 @@
 The digest needs neither salt nor stretching, because 256 random bits cannot be guessed. A timing attack
 on a look-up by digest is useless, because the attacker cannot choose the digest of an unknown secret.
 
-The name of a token is its principal. When a token has ended, its name can be used again. The
-grants belong to the name. To replace a leaked token, revoke it and create a token with the same name. If
-`create_token` receives grants, they replace the grants of the name, so that a new token never inherits
-more than was requested.
+The name of a token is its principal. When a token has ended, its name can be used again. The grants belong to the
+name. To replace a leaked token, revoke it and create a token with the same name. If `create_token` receives grants,
+they replace the grants of the name, so that a new token never inherits more than was requested.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ColumnUsage:
         """
         counts, self._counts, self._is_full = self._counts, Counter(), False
         self._held = Counter()
-        for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
+        for uuid, rows in (await asyncio.to_thread(_group_by_table, counts)).items():
             try:
                 await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])
             except NoSuchTable:
@@ -151,7 +151,7 @@ class ColumnUsage:
         return removed
 
 
-def _by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
+def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
     """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():

@@ -108,8 +108,7 @@ class CatalogContext:
 
         Args:
             within: The namespace of the new entry, in which the caller may write. Its location may be outside the
-                locations
-                of its parents.
+                locations of its parents.
 
         Raises:
             BadRequest: The location is outside the warehouse.
@@ -160,8 +159,7 @@ class CatalogContext:
         Raises:
             Forbidden: An operation adds to a namespace that has reached its limit.
             CommitUnknown: The reply was lost, and the database does not answer a query for the instant either. Then
-                no file
-                may be deleted.
+                no file may be deleted.
         """
         await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)

@@ -192,11 +192,11 @@ class Documents:
         """Return the task that checks whether the file exists. There is at most one task for a file."""
         task = self._checks.get(location)
         if task is None:
-            task = self._checks[location] = asyncio.create_task(self._look(location), name="document-exists")
+            task = self._checks[location] = asyncio.create_task(self._check_exists(location), name="document-exists")
             task.add_done_callback(lambda done: self._finish_check(location, done))
         return task
 
-    async def _look(self, location: str) -> None:
+    async def _check_exists(self, location: str) -> None:
         began_s = self._clock.monotonic()
         if not await self._objects.exists(location):
             self._seen.pop(location, None)

@@ -77,8 +77,7 @@ def check_encrypted_columns(
 
     Raises:
         BadRequest: The commit adds a use that publishes the values or the order of an encrypted column, or it
-            declares a
-            column as encrypted that has such a use.
+            declares a column as encrypted that has such a use.
     """
     properties = metadata.properties
     if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):
@@ -112,7 +111,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
     yield from (("an index", column_id) for column_id in indexed)
     for use, names in (
         (clustering.COLUMNS, _list_clustering_columns(metadata)),
-        (statistics.COLUMNS, _names(metadata, statistics.COLUMNS)),
+        (statistics.COLUMNS, _read_names(metadata, statistics.COLUMNS)),
     ):
         for name in names:
             column = metadata.current_schema.column_named(name)
@@ -122,7 +121,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
 
 def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
     """Yield the clustering columns, and the columns of the joins by which a table is clustered."""
-    yield from _names(metadata, clustering.COLUMNS)
+    yield from _read_names(metadata, clustering.COLUMNS)
     try:
         joins = clustering.joins_of(metadata.properties)
     except BadRequest:
@@ -130,7 +129,7 @@ def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
     yield from (name for join in joins.values() for name in join.on)
 
 
-def _names(metadata: TableMetadata, name: str) -> tuple[str, ...]:
+def _read_names(metadata: TableMetadata, name: str) -> tuple[str, ...]:
     try:
         return as_names(metadata.properties, name, "columns")
     except BadRequest:

@@ -3,9 +3,9 @@ r"""Decodes and encodes `aws-chunked` bodies: chunks with optional signatures, t
     <size in hex>[;chunk-signature=<64 hex digits>]\r\n <data> \r\n … 0[;chunk-signature=…]\r\n
     [x-amz-checksum-crc32:<base64>\r\n] [x-amz-trailer-signature:<64 hex digits>\r\n] \r\n
 
-The module does no I/O. Each signature covers the previous signature and the hash of the
-chunk's data. The decoder withholds the last piece of a chunk until the chunk's signature is verified. So
-a receiver that needs all data before it stores an object never stores forged data.
+The module does no I/O. Each signature covers the previous signature and the hash of the chunk's data. The decoder
+withholds the last piece of a chunk until the chunk's signature is verified. So a receiver that needs all data before
+it stores an object never stores forged data.
 
 Source: Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks".
 """
@@ -45,8 +45,7 @@ class ChunkDecoder:
 
     Raises:
         S3Error: The body is malformed, a signature is wrong, or the data do not have `length` bytes, the decoded
-            length
-            that the client declared.
+            length that the client declared.
     """
 
     def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:

@@ -21,7 +21,7 @@ from seamark.metaserver.gateway.sigv4 import SignatureClaim
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 BYTES_PER_SECOND_MIN = 64 << 10
-"""The minimum rate. A body may take its timeout, and one more second for each of these bytes."""
+"""The minimum rate of a body. For every `BYTES_PER_SECOND_MIN` bytes, one second is added to the timeout."""
 FRAMING_BYTES_MAX = 1 << 20
 """The framing of an aws-chunked body may have as many bytes as its data, and this number of bytes more."""
 PIECE_BYTES = 256 << 10

@@ -151,7 +151,7 @@ class Forwarding:
             if _KEYS_REFUSED.search(error):
                 raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
             return web.Response(status=403, body=error, headers=_headers(answer))
-        part = _part(answer)
+        part = _read_content_range(answer)
         if part is not None and answer.content_length not in (None, part[1] - part[0]):
             raise RetryLater("The store's answer does not have the length of its range; try again")
         response = PromptResponse(status=answer.status, reason=answer.reason, headers=_headers(answer))
@@ -302,7 +302,7 @@ async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator
     yield last + chain.end(trailer, body.trailers.get(trailer, ""))
 
 
-def _part(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+def _read_content_range(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
     """Return (first byte, byte after the last byte, size of the object) from a partial answer of aiohttp."""
     if answer.status != 206:
         return None
@@ -321,7 +321,7 @@ def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] 
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None
     if answer.status == 206:
-        return _part(answer)
+        return _read_content_range(answer)
     length = answer.content_length
     return (0, length, length) if answer.status == 200 and length is not None else None
 

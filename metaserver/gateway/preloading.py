@@ -82,9 +82,9 @@ class Preloading:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until the task is cancelled, and record each changed table that has a policy."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
-        await watch.follow(self._note, await timeline.head())
+        await watch.follow(self._queue_table, await timeline.head())
 
-    def _note(self, entry: Entry, metadata: TableMetadata) -> float:
+    def _queue_table(self, entry: Entry, metadata: TableMetadata) -> float:
         kind = metadata.properties.get(POLICY, "").lower()
         if kind in _KINDS:
             text = metadata.properties.get(FILTER, "")[: _FILTER_CHARACTERS + 1]

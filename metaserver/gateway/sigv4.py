@@ -222,7 +222,7 @@ def _encode(text: str) -> str:
 def sign_headers(
     target: RequestTarget, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
 ) -> dict[str, str]:
-    """Return all headers of the request, including the signature; names are in lower case."""
+    """Return all headers of the request, including the signature. The names of headers are in lower case."""
     timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
     headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
     if token:

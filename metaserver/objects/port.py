@@ -79,9 +79,8 @@ class ObjectStore(Protocol):
         the object may or may not exist: use a new name, or delete the object.
 
         Raises:
-            ObjectExists: Another writer has created the object, which is unchanged. The error is never raised if this
-                call
-                has created the object and only the reply was lost.
+            ObjectExists: Another writer has created the object, which is unchanged. The error is never raised if
+                this call has created the object and only the reply was lost.
         """
 
     async def exists(self, location: str) -> bool:

@@ -5,10 +5,9 @@ it. The other replicas request the file from the owner. There are two rules. A p
 wrong never fails a read, because then the storage is read. Content is used only if its digest and its
 signature match.
 
-An owner is slow if it takes longer than about 95 % of earlier answers, until it begins to answer or until the answer is
-complete. Then the storage is read at the same time, and the first
-result is used (a hedged read). After some consecutive failures the owner is not used for a while, and its
-substitute reads the file for all replicas.
+An owner is slow if it takes longer than about 95 % of earlier answers, until it begins to answer or until the answer
+is complete. Then the storage is read at the same time, and the first result is used (a hedged read). After some
+consecutive failures the owner is not used for a while, and its substitute reads the file for all replicas.
 
 All other requests (ranges, writes, listings, deletes, files whose names can be used again) go to the
 storage.

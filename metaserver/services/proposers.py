@@ -122,7 +122,7 @@ class Compaction(RewriteProposer):
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield small files and deleted rows.
 
-        A clustering keeps small layers until there are enough new data.
+        A clustered table keeps small layers until enough new data have been added.
         """
         if self._is_clustered(state.metadata):
             return
@@ -509,7 +509,7 @@ PROPOSERS: dict[str, type[JobProposer]] = {
         BucketSplitting,
     )
 }
-"""The server's part of each table service, by name."""
+"""The proposer of each table service, by the name of the service."""
 
 
 def make_proposers(settings: Settings, clock: Clock) -> list[JobProposer]:

@@ -57,7 +57,7 @@ class RunLog:
         """
         if not totals and not error and not await self._has_failed(job):
             return
-        self._note(job, failed=bool(error))
+        self._note_result(job, failed=bool(error))
         now_ms = self._clock.now_ms()
         seconds = round((now_ms - began_ms) / 1000, 3)
         summary: dict[str, Any] = {"service": job.service, "launcher": launcher, "seconds": seconds}
@@ -83,10 +83,10 @@ class RunLog:
         if job.key in self._clean:
             return False
         failed = job.service in await find_failed_runs(self._timeline, job.uuid)
-        self._note(job, failed=failed)
+        self._note_result(job, failed=failed)
         return failed
 
-    def _note(self, job: Job, *, failed: bool) -> None:
+    def _note_result(self, job: Job, *, failed: bool) -> None:
         if failed:
             self._clean.discard(job.key)
             return

@@ -138,7 +138,7 @@ class TableWatch:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
             report(_log.warning, "table not examined", **table, reason=error.message)
-        except Exception:  # noqa: BLE001  what one table's writer causes must not end the services of other tables
+        except Exception:  # noqa: BLE001  an error of one table must not end the services of other tables
             report(_log.exception, "table not examined", **table)
         return 0.0
 

@@ -172,9 +172,8 @@ class ClaimLocations(Operation, frozen=True):
     """Add locations to the claims of the UUID.
 
     Raises:
-        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID. The other entry
-            may
-            be live, dropped, or being purged.
+        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID. The other
+            entry may be live, dropped, or being purged.
     """
 
     uuid: str
@@ -506,8 +505,7 @@ class TakeLease(Operation, frozen=True):
 
     Raises:
         CommitConflict: Another holder has a lease that is valid at `now_ms`. A lease that ends long after the new
-            lease
-            is ignored: its holder's clock was ahead.
+            lease is ignored: its holder's clock was ahead.
     """
 
     name: str

@@ -271,8 +271,7 @@ class PointerStore(Protocol):
 
         Returns:
             The stored secret. If another replica was faster, it is the secret of that replica. Empty if the expected
-            secret no
-            longer exists.
+            secret no longer exists.
         """
 
     async def replicas(self) -> list[Replica]:

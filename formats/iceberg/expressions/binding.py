@@ -344,7 +344,7 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
     Raises:
         BadRequest: A column is unknown or ambiguous, or a literal does not fit its column.
     """
-    return _Binder(_in_lookup_order(schema, schemas), case_sensitive).bind(expression, negated=False)
+    return _Binder(_order_for_lookup(schema, schemas), case_sensitive).bind(expression, negated=False)
 
 
 def terms_of(
@@ -354,11 +354,11 @@ def terms_of(
 
     Names are resolved as in `bind`.
     """
-    binder = _Binder(_in_lookup_order(schema, schemas), case_sensitive)
+    binder = _Binder(_order_for_lookup(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
 
 
-def _in_lookup_order(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
+def _order_for_lookup(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
     other_schemas = [other for other in schemas if other is not schema]
     other_schemas.sort(key=lambda other: other.id, reverse=True)
     return (schema, *other_schemas)
@@ -413,7 +413,7 @@ class _Binder:
         for position, schema in enumerate(self._schemas):
             if column := self._column(schema, position, name):
                 return _term(column, schema, transform, trusted=position == 0)
-        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._near(name)}")
+        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
     def _column(self, schema: Schema, position: int, name: str) -> Column | None:
         if self._case_sensitive:
@@ -429,7 +429,7 @@ class _Binder:
             raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches {names}")
         return schema.index.by_id[next(iter(ids))] if ids else None
 
-    def _near(self, name: str) -> str:
+    def _suggest_similar_names(self, name: str) -> str:
         similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         return f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
 

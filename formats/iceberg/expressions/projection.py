@@ -156,14 +156,14 @@ def source_ranges(predicate: Bound) -> Expression:
     if transform == IDENTITY:
         return predicate
     if is_function(transform):
-        return TRUE if op in NULL_MATCHES else _on_source(predicate, Op.NOT_NULL)
+        return TRUE if op in NULL_MATCHES else _move_to_source(predicate, Op.NOT_NULL)
     if not is_known(transform) or not accepts(transform, kind):
         return TRUE
     if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):
-        return _on_source(predicate, op)
+        return _move_to_source(predicate, op)
     if op in _PREFIXES:
         if len(str(predicate.values[0])) <= width_of(transform):
-            return _on_source(predicate, op, *predicate.values)
+            return _move_to_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
         # The result contains all rows except the rows whose result is one of the values.
@@ -174,9 +174,9 @@ def source_ranges(predicate: Bound) -> Expression:
         )
         if len(outside) > RANGES_MAX or Range(None, None) in outside:
             return TRUE
-        return any_of(_on_source(predicate, Op.IS_NULL), _match_ranges(_source(predicate), outside))
+        return any_of(_move_to_source(predicate, Op.IS_NULL), _match_ranges(_source(predicate), outside))
     if not is_ordered(transform, kind):
-        return _on_source(predicate, Op.NOT_NULL)
+        return _move_to_source(predicate, Op.NOT_NULL)
     ranges = invert_ranges(transform, kind, _list_matching_ranges(predicate))
     if len(ranges) > RANGES_MAX:
         ranges = [Range(ranges[0].low, ranges[-1].high)]
@@ -348,7 +348,7 @@ def _source(predicate: Bound) -> Bound:
     return replace(predicate, transform=IDENTITY, result=predicate.kind)
 
 
-def _on_source(predicate: Bound, op: Op, *values: Value) -> Bound:
+def _move_to_source(predicate: Bound, op: Op, *values: Value) -> Bound:
     return replace(_source(predicate), op=op, values=values)
 
 

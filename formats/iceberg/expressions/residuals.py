@@ -139,10 +139,10 @@ def match_both_zeros(residual: Expression) -> Expression:
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
         return residual
-    return replace_predicates(residual, _with_both_zeros)
+    return replace_predicates(residual, _add_other_zero)
 
 
-def _with_both_zeros(predicate: Bound) -> Bound:
+def _add_other_zero(predicate: Bound) -> Bound:
     if predicate.result not in FLOATS or 0.0 not in predicate.values:
         return predicate
     match predicate.op:

@@ -78,10 +78,10 @@ def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> 
         return list(fields)
     if mapping is None:
         raise AmbiguousColumn(f"it has no field ids, and the table has no name mapping ({NAME_MAPPING})")
-    return [_with_mapped_ids(field, field.name, mapping) for field in fields]
+    return [_map_ids(field, field.name, mapping) for field in fields]
 
 
-def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
+def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
     entries = [candidate for candidate in mapping if name in candidate.names]
     if len(entries) > 1:
         raise AmbiguousColumn(f"the table's name mapping maps its column {name!r} {len(entries)} times")
@@ -89,13 +89,11 @@ def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Fie
         return field
     kind, children = field.type, entries[0].fields
     if pa.types.is_struct(kind):
-        kind = pa.struct([_with_mapped_ids(child, child.name, children) for child in kind])
+        kind = pa.struct([_map_ids(child, child.name, children) for child in kind])
     elif pa.types.is_map(kind):
-        kind = pa.map_(
-            _with_mapped_ids(kind.key_field, "key", children), _with_mapped_ids(kind.item_field, "value", children)
-        )
+        kind = pa.map_(_map_ids(kind.key_field, "key", children), _map_ids(kind.item_field, "value", children))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = pa.list_(_with_mapped_ids(kind.value_field, "element", children))
+        kind = pa.list_(_map_ids(kind.value_field, "element", children))
     mapped = pa.field(field.name, kind, nullable=field.nullable)
     field_id = entries[0].field_id
     return mapped if field_id is None else mapped.with_metadata({FIELD_ID: str(field_id)})
@@ -110,7 +108,7 @@ def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[
         AmbiguousColumn: Several columns may have the same id.
     """
     column_paths: dict[int, list[ColumnPath]] = {column_id: [] for column_id in column_ids}
-    for column_id, column_path in _by_id(fields):
+    for column_id, column_path in _find_paths(fields):
         if column_id in column_paths:
             column_paths[column_id].append(column_path)
     for column_id, matches in column_paths.items():
@@ -119,14 +117,14 @@ def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[
     return {column_id: matches[0] for column_id, matches in column_paths.items() if matches}
 
 
-def _by_id(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
+def _find_paths(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
     for field in fields:
         column_path = (*path, field.name)
         column_id = id_of(field)
         if column_id is not None:
             yield column_id, column_path
         if pa.types.is_struct(field.type):
-            yield from _by_id(list(field.type), column_path)
+            yield from _find_paths(list(field.type), column_path)
 
 
 def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:

@@ -53,15 +53,15 @@ def _read_byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
 
 
 def _read_double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
-    return _take(data, at, 8)
+    return _read_bytes(data, at, 8)
 
 
 def _read_binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
     size, at = _read_varint(data, at)
-    return _take(data, at, size)
+    return _read_bytes(data, at, size)
 
 
-def _take(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
+def _read_bytes(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
     if size > len(data) - at:
         raise ValueError(f"{size} bytes at {at} exceed the data")
     return bytes(data[at : at + size]), at + size

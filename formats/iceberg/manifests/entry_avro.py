@@ -166,7 +166,7 @@ def _encode_bounds(by_column: Mapping[int, bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _by_column(name: str, field_id: int, key_id: int, value: str) -> AvroField:
+def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroField:
     """Return the field of a map by column id.
 
     Its keys are not strings, so Avro represents it as an array of pairs (spec: appendix A).
@@ -194,12 +194,12 @@ _FILE = (
     AvroField("file_size_in_bytes", 104, "long", encode_varint, False),
     # Version 1 requires the field, although it has no meaning. Java's writers also state 64 MiB.
     AvroField("block_size_in_bytes", 105, "long", encode_varint, False, until=1, get=lambda _: 64 << 20),
-    _by_column("column_sizes", 108, 117, "long"),
-    _by_column("value_counts", 109, 119, "long"),
-    _by_column("null_value_counts", 110, 121, "long"),
-    _by_column("nan_value_counts", 137, 138, "long"),
-    _by_column("lower_bounds", 125, 126, "bytes"),
-    _by_column("upper_bounds", 128, 129, "bytes"),
+    _make_map_field("column_sizes", 108, 117, "long"),
+    _make_map_field("value_counts", 109, 119, "long"),
+    _make_map_field("null_value_counts", 110, 121, "long"),
+    _make_map_field("nan_value_counts", 137, 138, "long"),
+    _make_map_field("lower_bounds", 125, 126, "bytes"),
+    _make_map_field("upper_bounds", 128, 129, "bytes"),
     AvroField("key_metadata", 131, "bytes", frame_bytes),
     AvroField("split_offsets", 132, _list(133, "long"), _encode_numbers),
     AvroField("equality_ids", 135, _list(136, "int"), _encode_numbers, since=2),

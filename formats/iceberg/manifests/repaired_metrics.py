@@ -92,13 +92,13 @@ def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[boo
     lower, upper = decoded.bounds.get(LOWER, {}), decoded.bounds.get(UPPER, {})
     for column in {**lower, **upper}:
         kind = type_of(column)
-        low, high = _by_row(lower, column, heap), _by_row(upper, column, heap)
+        low, high = _read_bounds_by_row(lower, column, heap), _read_bounds_by_row(upper, column, heap)
         # The files of one manifest often have equal bounds.
         for pair in {(low.get(row), high.get(row)) for row in {**low, **high}}:
             yield _repair_pair(kind, *pair) != pair
 
 
-def _by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dict[int, bytes]:
+def _read_bounds_by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dict[int, bytes]:
     if column not in bounds:
         return {}
     rows, starts, lengths = (values.tolist() for values in bounds[column])

@@ -32,8 +32,8 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         texts={name: _spans(spans, rows) for name, spans in decoded.texts.items()},
         lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
         partition=tuple(_partition(values, rows) for values in decoded.partition),
-        counts={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
-        bounds={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
+        counts={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
+        bounds={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
         heap=decoded.heap,
     )
     return _compact(subset)
@@ -58,7 +58,7 @@ def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValue
     )
 
 
-def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
+def _read_by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
     by_column = {}
     for column, (at, *values) in columns.items():
         if len(at) == of:  # Each row has a value.

@@ -15,8 +15,10 @@ COMPACTED_BY = "compacted-by"
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
 """The number of small files of a partition from which on they are merged."""
 SMALL, SMALL_SORTED = 0.75, 0.1
-"""A file below this part of the target size is small. In a table with a sort order the writer ends a file when its
-sorted rows fill a buffer in memory, and their Parquet file is several times smaller than that."""
+"""A file below this fraction of the target size is small. The second number is for tables with a sort order: the
+writer ends a file when the sorted rows fill a buffer in memory, and the Parquet file is several times smaller than
+the buffer.
+"""
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
 """A key of the summary of an engine's snapshot.
 

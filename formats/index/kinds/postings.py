@@ -105,7 +105,7 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
         limit = budget
         if SHARED_BY * len(distinct) > total:
             limit = max(UNSHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
-        by_key = _by_key(sections, form, distinct, total, limit)
+        by_key = _encode_by_key(sections, form, distinct, total, limit)
         if by_key is not None:
             return by_key
     return _encode_edges(sections, form)
@@ -158,7 +158,9 @@ def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     return rank_bytes(together[:-1], together[1:], np.concatenate(heaps))
 
 
-def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
+def _encode_by_key(
+    sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float
+) -> bytes | None:
     """Return the postings in layout MATRIX or LISTS, or None if they take more than `budget` bytes.
 
     Args:
@@ -306,7 +308,7 @@ class Postings:
         begins, ends = bounds.intervals(self._open_dictionary())
         if _is_wide(begins, ends):
             yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
-            _, begins, ends = self._by_extremes(begins, ends)
+            _, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
@@ -373,12 +375,12 @@ class Postings:
         begins, ends = bounds.intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
-            marks, begins, ends = self._by_extremes(begins, ends)
+            marks, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
             marks |= self._mark_files(begins, ends)
         return marks
 
-    def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
+    def _mark_by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
         """Compare wide intervals with the lowest and greatest rank of each file.
 
         Returns:

@@ -32,7 +32,7 @@ SLICES, EQUALITY = 0, 1
 NULLS, NANS, CLIPPED = 1, 2, 4
 """Flags."""
 DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
-"""Piece numbers."""
+"""The numbers of the pieces."""
 
 EQUALITY_MAX = 64
 """The maximum number of distinct values of a column that may be stored as one bitmap per value."""

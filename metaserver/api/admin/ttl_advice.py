@@ -36,9 +36,8 @@ class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     """A column that no query reads in partitions above a certain age.
 
     Attributes:
-        days_unread: The days since the last read of the column in partitions of at least this age, or since the first
-            read
-            of the table.
+        days_unread: The days since the last read of the column in partitions of at least this age, or since the
+            first read of the table.
         size_in_bytes: The stored bytes of the column in these partitions.
     """
 
@@ -109,7 +108,7 @@ class _Advisor:
     table: tuple[str, ...]
 
     def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
-        column_reads, unknown = self._reads_of(NAMED_COLUMNS), self._reads_of(UNKNOWN_COLUMNS)
+        column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
         first_day = min((one.first_day for one in self.reads), default=self.today)
         days = self.today - first_day
         times = time_columns(self.metadata, self.metadata.default_spec)
@@ -132,7 +131,7 @@ class _Advisor:
     def today(self) -> int:
         return self.now_ms // DAY_MS
 
-    def _reads_of(self, column_id: int) -> int:
+    def _count_reads(self, column_id: int) -> int:
         return sum(one.reads for one in self.reads if one.column_id == column_id)
 
     def _advice(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:

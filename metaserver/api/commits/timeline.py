@@ -92,7 +92,7 @@ _ANSWERS = (
     streams=True,
 )
 async def list_timeline(call: Call) -> Answer:
-    return await _answer(call, InstantFilter(), ())
+    return await _answer_instants(call, InstantFilter(), ())
 
 
 @Route(
@@ -107,7 +107,9 @@ async def list_timeline(call: Call) -> Answer:
     streams=True,
 )
 async def list_table_timeline(call: Call) -> Answer:
-    return await _answer(call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.namespace)
+    return await _answer_instants(
+        call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.namespace
+    )
 
 
 async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
@@ -125,7 +127,7 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
     return where
 
 
-async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
+async def _answer_instants(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
     """Return the instants that match `where`. The rights on `namespace` apply."""
     timeline = call.components.timeline
     where, limit, wait_s = _read_query(call, where)

@@ -33,7 +33,7 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
     try:
         rows = 0
         for message in pa.ipc.MessageReader.open_stream(source):
-            rows += _rows_of(memoryview(message.metadata), subject)
+            rows += _read_row_count(memoryview(message.metadata), subject)
             if rows > rows_max:
                 raise TooLarge(f"{subject} has more than {rows_max:,} rows; send them in several requests")
         table = pa.ipc.open_stream(source).read_all()
@@ -45,7 +45,7 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
     return table
 
 
-def _rows_of(message: memoryview, subject: str) -> int:
+def _read_row_count(message: memoryview, subject: str) -> int:
     """Return the number of rows in the header of a record batch message; 0 for other messages."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)

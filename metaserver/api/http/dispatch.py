@@ -348,7 +348,7 @@ class Route(Description, frozen=True):
                     return encode(call, answer)
                 finally:
                     if len(data) > bodies.QUICK_BYTES:
-                        free_later(*_lists_of(parsed))
+                        free_later(*_find_lists(parsed))
 
             return msgspec.structs.replace(self, body=self.body or body)._endpoint(handle)
 
@@ -462,7 +462,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     handle: Handler
 
 
-def _lists_of(body: object) -> list[list[Any] | tuple[Any, ...]]:
+def _find_lists(body: object) -> list[list[Any] | tuple[Any, ...]]:
     names: tuple[str, ...] = getattr(body, "__struct_fields__", ())
     return [value for name in names if isinstance(value := getattr(body, name), list | tuple)]
 

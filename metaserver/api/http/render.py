@@ -203,7 +203,7 @@ async def _answer_with_location(
 ) -> web.Response:
     document = call.components.catalog.documents.render(location, metadata, mode)
     if plan_snapshots:
-        document = _with_snapshots(document, plan_snapshots)
+        document = _add_snapshots(document, plan_snapshots)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
@@ -212,7 +212,7 @@ async def _answer_with_location(
     return _json(b"".join((head, document, tail, b"}")), headers)
 
 
-def _with_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
+def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
     before, separator, after = document.partition(_SNAPSHOTS)
     if not separator:
         return document

@@ -165,14 +165,14 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
         CommitConflict: Another build is in progress.
     """
     since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
-    for build in await _in_flight(call, table):
+    for build in await _list_running_builds(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
                 f"The build {build.id} of the index {name}, by {build.who}, is in progress; try again later"
             )
 
 
-async def _in_flight(call: Call, table: TableIndexes) -> list[Instant]:
+async def _list_running_builds(call: Call, table: TableIndexes) -> list[Instant]:
     where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
     return await call.components.store.instants(where, _UNDER_WAY_MAX)
 
@@ -183,7 +183,7 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
     Their index files stay registered.
     """
     silent_since_ms = call.components.clock.now_ms() - ABANDONED_MS
-    for instant in await _in_flight(call, table):
+    for instant in await _list_running_builds(call, table):
         if instant.summary["active-ms"] < silent_since_ms:
             reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"
             try:

@@ -81,8 +81,7 @@ async def load(call: Call) -> TableIndexes:
     Raises:
         NoSuchTable: The table does not exist.
         Forbidden: The metadata names a location that the table does not claim. Index files are listed and written
-            below
-            the location, so they would be among files of another entry.
+            below the location, so they would be among files of another entry.
     """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None

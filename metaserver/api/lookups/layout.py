@@ -155,13 +155,13 @@ def _compute_layout(
         scale="value" if axis.by_value else "rank",
         marks=_place_marks(axis, column.kind),
         snapshots=[
-            _of_snapshot(snapshot_id, files, of_files, axis, bars, points)
+            _make_snapshot_layout(snapshot_id, files, of_files, axis, bars, points)
             for snapshot_id, files, of_files in zip(ids, files_by_snapshot, ranges, strict=True)
         ],
     )
 
 
-def _of_snapshot(
+def _make_snapshot_layout(
     snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
 ) -> SnapshotLayout:
     ranks = axis.ranks_at(points)

@@ -53,7 +53,8 @@ JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20
 """The maximum size of JSON.
 
-Decoding this size holds the GIL for 10 ms. Larger requests must use Arrow, which does not.
+Decoding this size holds the GIL for 10 ms. Larger requests must use Arrow, which is decoded without holding the GIL
+this long.
 """
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000

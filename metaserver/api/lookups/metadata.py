@@ -96,7 +96,7 @@ class _Page:
         return write_token(self.checksum, self.snapshot_id, self.start + self.limit)
 
 
-def _answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
+def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
     page = {
         "type": "object",
         "required": ["snapshot-id", list_field, "next-page-token"],
@@ -135,7 +135,7 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
         *SNAPSHOT,
         *_PAGING,
     ),
-    answers=_answers("Files, in the order of the manifests", "files", "ContentFile"),
+    answers=_describe_answers("Files, in the order of the manifests", "files", "ContentFile"),
 )
 async def list_files(call: Call) -> web.Response:
     metadata = await _metadata(call)
@@ -172,7 +172,7 @@ async def list_files(call: Call) -> web.Response:
         *SNAPSHOT,
         *_PAGING,
     ),
-    answers=_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
+    answers=_describe_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
 )
 async def list_column_stats(call: Call) -> web.Response:
     metadata = await _metadata(call)
@@ -191,7 +191,7 @@ async def list_column_stats(call: Call) -> web.Response:
     "Lists the partitions of a snapshot with totals of their files",
     tags=("metadata",),
     parameters=(_PREFIX, *SNAPSHOT, *_PAGING),
-    answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),
+    answers=_describe_answers("Partitions, in the order of their first files", "partitions", "Partition"),
 )
 async def list_partitions(call: Call) -> web.Response:
     metadata = await _metadata(call)

@@ -343,7 +343,7 @@ def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, oth
 
 
 def _find_column(schema: Schema, name: str) -> Column:
-    """Return the column with a name. Case is ignored if this is unambiguous.
+    """Return the column with a name. Case is ignored if only one column then has the name.
 
     Raises:
         BadRequest: The column does not exist, or does not have exactly one value in each row.

@@ -52,7 +52,7 @@ else:
 _IN_LOOP_BYTES_MAX = 4000
 """The maximum size of a request that is decoded and bound in the event loop. A thread decodes longer requests."""
 _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
-"""Plans of larger snapshots are sized in a thread, too."""
+"""The maximum numbers of files and manifests of a snapshot whose plans are measured in the event loop, not a thread."""
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""

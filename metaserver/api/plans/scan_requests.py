@@ -127,8 +127,7 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
 
     Returns:
         (whether the request selects all columns of the table and no others, whether the request may belong to a
-        statement
-        that writes all rows of the files again)
+        statement that writes all rows of the files again)
     """
     selected = frozenset(body.select or ())
     if FILE_COLUMN in selected:

@@ -54,14 +54,14 @@ def find_unpruned_reasons(
         reasons.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
     elif not joins and not beside:
         reasons.append("the query has no condition and no join by which files could be left out")
-    reasons += [_of_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
+    reasons += [_explain_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
     reasons += beside
     if not complete:
         reasons.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
     return tuple(reasons[:REASONS_MAX])
 
 
-def _of_join(outcome: JoinOutcome, columns: str) -> str:
+def _explain_join(outcome: JoinOutcome, columns: str) -> str:
     table = ".".join(outcome.table)
     if not outcome.used:
         return f"the join with {table} is not used: {outcome.reason}"

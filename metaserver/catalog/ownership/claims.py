@@ -253,10 +253,8 @@ async def foreign_file_check(
 
     Args:
         exclusive: A shared folder contains files of several entries, and may also contain files of `uuid`. If True,
-            all
-            files in shared folders count as foreign, and so do files in locations where an admin allows another entry
-            to
-            name files.
+            all files in shared folders count as foreign, and so do files in locations where an admin allows another
+            entry to name files.
 
     Raises:
         RetryLater: Some locations are unknown.

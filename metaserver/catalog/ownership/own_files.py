@@ -87,7 +87,7 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     paths = list(paths)
     # If there are few paths, a thread takes longer.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
-    group = partial(_by_folder, context.warehouse, paths)
+    group = partial(_group_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
         above = set(with_folders(key))
         if locations.isdisjoint(above):
@@ -96,7 +96,7 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     return foreign
 
 
-def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
+def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
     """Return the paths by the key of their folder, without paths that the server cannot read."""
     names_by_folder: dict[str, set[str]] = {}
     for path in paths:
@@ -124,8 +124,7 @@ async def check_added(
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
         metadata: The metadata after the commit. The commit claims the locations that `metadata` has and `base` does
-            not
-            have. The caller's right to them has been checked.
+            not have. The caller's right to them has been checked.
         commit: The updates.
         files: Reads the manifest lists and manifests.
 
@@ -199,10 +198,10 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
         outside -= await reader.files(manifest)
         if not outside:
             return
-    raise _outside(min(outside), "The file")
+    raise _make_outside_error(min(outside), "The file")
 
 
-def _outside(path: str, description: str) -> BadRequest:
+def _make_outside_error(path: str, description: str) -> BadRequest:
     return BadRequest(
         f"{description} {path[:_SHOWN_CHARACTERS_MAX]!r} is outside the table's folders; write it below the "
         f"table's location, or ask an admin of the catalog to add its folder to the table property {ALLOWED_LOCATIONS}"
@@ -224,7 +223,7 @@ class OwnLocations:
     def check(self, paths: Iterable[str], description: str) -> None:
         for path in paths:
             if not self.holds(path):
-                raise _outside(path, description)
+                raise _make_outside_error(path, description)
 
     def _is_folder_within(self, folder: str) -> bool:
         try:

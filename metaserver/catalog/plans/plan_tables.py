@@ -182,8 +182,7 @@ class PlanTables:
 
         Raises:
             NoSuchTable: The lease has ended, or another table has the table's name now. The message is the same as
-                for a
-                table that does not exist.
+                for a table that does not exist.
         """
         plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():

@@ -225,7 +225,7 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
     pieces, at = [], 0
     for reference in sorted(references, key=lambda reference: reference.start):
         match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
-        if match is None or match.end() != reference.end or not _names(match, reference, default):
+        if match is None or match.end() != reference.end or not _names_table(match, reference, default):
             table = show(reference.namespace, reference.name)
             raise BadRequest(
                 f"Characters {reference.start} to {reference.end} of the view's text are not the name of {table}"
@@ -239,7 +239,7 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
     return "".join([*pieces, text[at:]])
 
 
-def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
+def _names_table(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
     """Return whether the text names the table or view of the reference. Names are compared as Trino compares them.
 
     Names of catalogs are not checked.

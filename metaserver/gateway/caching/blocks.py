@@ -144,7 +144,7 @@ class ObjectBlocks:
         self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        """Write the block to the disk together with other waiting blocks. If too many bytes are waiting, drop it."""
+        """Write the block to the disk together with other waiting blocks. If too many bytes wait, drop the block."""
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return

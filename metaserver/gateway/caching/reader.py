@@ -216,13 +216,13 @@ class RangeReader:
             stop = end if streamed else min(end, start + offer)
             try:
                 if streamed:
-                    async with aclosing(self._from_store(record, start, stop)) as pieces:
+                    async with aclosing(self._read_from_store(record, start, stop)) as pieces:
                         async for piece in pieces:
                             start += len(piece)
                             tries.note_progress()
                             yield piece
                 else:
-                    async with aclosing(self._from_store(record, start, stop)) as pieces:
+                    async with aclosing(self._read_from_store(record, start, stop)) as pieces:
                         data = b"".join([piece async for piece in pieces])
                     start = stop
                     tries.note_progress()
@@ -232,7 +232,7 @@ class RangeReader:
             finally:
                 unsent.keep(0)
 
-    async def _from_store(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
+    async def _read_from_store(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
         """Yield the bytes of one request to the store.
 
         Raises:

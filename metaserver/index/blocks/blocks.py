@@ -135,7 +135,7 @@ class Blocks:
         if len(absent) >= _OPENED_TOGETHER_MIN:
             for key, block in zip(absent, await self._stack.get_stored(list(absent), Block), strict=True):
                 if block is not None:
-                    blocks[key] = self._in_use(key, block)
+                    blocks[key] = self._register_in_use(key, block)
             absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
         if absent:
             blocks.update(await self._load_absent(absent))
@@ -161,9 +161,9 @@ class Blocks:
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
         async with self._slots:
             block = await self._stack.get(key, lambda: self._fetch(manifest), Block)
-        return key, self._in_use(key, block)
+        return key, self._register_in_use(key, block)
 
-    def _in_use(self, key: str, block: Block) -> Block:
+    def _register_in_use(self, key: str, block: Block) -> Block:
         """Count the memory of a block that was opened.
 
         Returns:

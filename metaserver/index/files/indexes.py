@@ -193,9 +193,8 @@ class Indexes:
         """Return the result of `read` on an index file that is not in memory.
 
         Returns:
-            None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file is
-            damaged
-            or the storage does not answer.
+            None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file
+            is damaged or the storage does not answer.
         """
         remote = await self.open_remote(file)
         if remote is None:

@@ -130,10 +130,10 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
         UnknownVersion: The file has a later format version.
     """
     location, size = file.location, file.size_bytes
-    tail = await _end(objects, location, size, _GUESS_BYTES)
+    tail = await _read_end(objects, location, size, _GUESS_BYTES)
     needed = footer_size_bytes(tail, location)
     if needed > len(tail):
-        tail = await _end(objects, location, size, needed)
+        tail = await _read_end(objects, location, size, needed)
     header = read_header(tail, size, location)
     blob = _Blob(objects, location, header.offset, header.length)
     table, opened = await asyncio.gather(
@@ -145,6 +145,6 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
     return header, RemoteIndexFile(location, files, opened, len(table))
 
 
-async def _end(objects: ObjectStore, location: str, size: int, length: int) -> bytes:
+async def _read_end(objects: ObjectStore, location: str, size: int, length: int) -> bytes:
     start = max(0, size - length)
     return await objects.read_range(location, start, size - start)

@@ -80,7 +80,7 @@ class BlockLayout(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return _size_of(tuple(self))
+        return _measure_part(tuple(self))
 
 
 def layout_of(block: Block) -> BlockLayout:
@@ -96,8 +96,8 @@ def layout_of(block: Block) -> BlockLayout:
     return layout
 
 
-def _size_of(part: object) -> int:
-    return sys.getsizeof(part) + (sum(map(_size_of, part)) if isinstance(part, tuple) else 0)
+def _measure_part(part: object) -> int:
+    return sys.getsizeof(part) + (sum(map(_measure_part, part)) if isinstance(part, tuple) else 0)
 
 
 def _build_layout(block: Block) -> BlockLayout:

@@ -150,7 +150,7 @@ class DeleteIndex:
         sequences = np.empty(len(entry_ids), dtype=np.int64)
         paths = np.full(len(entry_ids), -1, dtype=np.int64)
         partitions = np.full(len(entry_ids), -1, dtype=np.int64)
-        for number, positions, local in self._by_block(entry_ids):
+        for number, positions, local in self._group_by_block(entry_ids):
             block = self._view.blocks[number]
             sequences[positions] = sequence_numbers(self._view.manifests[number], block, local)
             if self._paths:
@@ -290,7 +290,7 @@ class DeleteIndex:
         ids[positions] = np.fromiter(ids_found, dtype=np.int64, count=len(positions))
         return ids
 
-    def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
+    def _group_by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
         """Yield (block number, positions in `rows`, rows of the block) for each block with rows."""
         numbers, local = self._view.split_entry_ids(rows)
         order = np.argsort(numbers, kind="stable")
@@ -342,7 +342,9 @@ class DeleteIndex:
     ) -> None:
         """Add the equality deletes to `applying`. Files with equal results share one tuple."""
         deletes_of: dict[int, list[int]] = {}
-        blocks = [(self._view.blocks[number], positions, local) for number, positions, local in self._by_block(rows)]
+        blocks = [
+            (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
+        ]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
         for positions, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
             order = np.argsort(positions, kind="stable")

@@ -253,7 +253,7 @@ class _Column:
         self._order = order
         self._required = required
         self._lowers = lowers
-        """Distinct and ascending, like `_uppers`."""
+        """The distinct lower bounds, ascending. `_uppers` are the distinct upper bounds, ascending."""
         self._uppers = uppers
 
     @staticmethod

@@ -223,8 +223,7 @@ def spans_of_rows(
 
     Args:
         columns: For each operator, the codes of a column of the other table (`keys.py`), the rows that have a code,
-            and
-            the type of the column.
+            and the type of the column.
         operators: The operators between the limited column and these columns. All of them must be true for a row.
         kind: The type of the limited column.
 

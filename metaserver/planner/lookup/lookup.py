@@ -165,19 +165,19 @@ class FoundFiles:
         return stored_values
 
     def _read_longs(self, sides: tuple[BoundColumn, ...]) -> Longs:
-        side = _of_form(sides, Form.INTEGERS)
+        side = _find_side_of_form(sides, Form.INTEGERS)
         if side is None:
             return np.ndarray(self.files, np.int64, _ABSENT_LONG, strides=(0,))
         return _lookup.longs((side.layout,), self._table, self._picks)[0]
 
     def _read_doubles(self, sides: tuple[BoundColumn, ...]) -> npt.NDArray[np.float64]:
-        side = _of_form(sides, Form.FLOATS)
+        side = _find_side_of_form(sides, Form.FLOATS)
         if side is None:
             return np.ndarray(self.files, np.float64, _ABSENT_DOUBLE, strides=(0,))
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
-        side = _of_form(sides, Form.STRINGS)
+        side = _find_side_of_form(sides, Form.STRINGS)
         if side is None:
             files = self.files
             return Strings(np.zeros(files + 1, np.int64), np.empty(0, np.uint8), np.zeros(files, np.uint8))
@@ -211,7 +211,7 @@ class FoundStatistics:
             else:
                 results[number] = self.bounds(name)
                 continue
-            side = _of_form(sides, Form.INTEGERS)
+            side = _find_side_of_form(sides, Form.INTEGERS)
             if side is None:
                 results[number] = files._read_longs(())
             else:
@@ -224,7 +224,9 @@ class FoundStatistics:
     def integer_counts(self, name: str) -> IntegerColumn:
         """Return the result of `counts` as a lazy column."""
         files = self._files
-        return IntegerColumn(files, _of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS))
+        return IntegerColumn(
+            files, _find_side_of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS)
+        )
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
         """Return the result of `bounds` as a lazy column.
@@ -234,7 +236,9 @@ class FoundStatistics:
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         files = self._files
-        return IntegerColumn(files, _of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS))
+        return IntegerColumn(
+            files, _find_side_of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS)
+        )
 
     def counts(self, name: str) -> Longs:
         """Return int64[files], the counts with this name; MISSING if a file has no count.
@@ -256,7 +260,7 @@ class FoundStatistics:
             return files._read_doubles(sides)
         if self.form is Form.STRINGS:
             strings = files._read_strings(sides)
-            if kind.startswith("decimal") and _of_form(sides, Form.INTEGERS) is not None:
+            if kind.startswith("decimal") and _find_side_of_form(sides, Form.INTEGERS) is not None:
                 return _widen_decimals(strings, files._read_longs(sides))
             return strings
         longs = files._read_longs(sides)
@@ -328,7 +332,7 @@ def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
     return FoundFiles(view, segments.astype(np.int64, copy=False), local)
 
 
-def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
+def _find_side_of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
     for side in sides:
         if side.form is form:
             return side

@@ -296,8 +296,7 @@ class Planner:
 
         Returns:
             The key of the view. None if the view exists already, if the view of `planned` is no longer in memory, or
-            if the
-            missing manifests have more than `limit_bytes` or do not fit the budget.
+            if the missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
             Corrupt, Forbidden: See `plan`.

@@ -143,8 +143,7 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
     Args:
         selection: The selection to narrow.
         by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of specs that
-            are
-            not in it are kept.
+            are not in it are kept.
         expired: Whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:

@@ -36,8 +36,8 @@ def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> K
 
     Returns:
         None if ranges cannot express the predicate. This is a comparison of UUIDs, whose order differs between
-        clients, or
-        a predicate whose values keys of this type cannot represent, for example after a decimal column was widened.
+        clients, or a predicate whose values keys of this type cannot represent, for example after a decimal column
+        was widened.
     """
     try:
         return _key_ranges(predicate, kind, semantics)

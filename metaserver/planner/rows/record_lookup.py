@@ -197,7 +197,7 @@ class _Search:
 
     def run(self, start: int) -> _Rows:
         """Return (query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
-        return self._merge_results([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
+        return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
         """Return the result of `run`, with several index files in parallel.
@@ -208,18 +208,18 @@ class _Search:
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
         results = await gather(
-            [partial(asyncio.to_thread, self._of_parts, range(n, count, threads), *part) for n in range(threads)]
+            [partial(asyncio.to_thread, self._search_parts, range(n, count, threads), *part) for n in range(threads)]
         )
         return await asyncio.to_thread(self._merge_results, results)
 
-    def _of_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
+    def _search_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
         results = []
         for number in numbers_of_parts:
             part = self._coverage.parts[number]
             if part.location in self.damaged:
                 continue
             try:
-                query, data_file, position = self._of_part(number, high, low)
+                query, data_file, position = self._search_part(number, high, low)
             except ValueError as error:
                 # Results for earlier keys stay valid, because every page is verified before use.
                 results.append(_OfPart(number, None, str(error)))
@@ -245,7 +245,7 @@ class _Search:
             query, data_file, position = query[order], data_file[order], position[order]
         return query, data_file, position
 
-    def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
+    def _search_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         part = self._coverage.parts[number]
         part_of, file_of = self._coverage.by_position
         query, file, position = self._look_up_file(part.location, high, low)

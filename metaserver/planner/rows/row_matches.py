@@ -67,15 +67,15 @@ class PredicateMatcher:
             case Always(value):
                 return MatchingRows(None if value else none_of(records), True)
             case And(children):
-                return self._all([self.match_rows(child, position, records) for child in children])
+                return self._intersect([self.match_rows(child, position, records) for child in children])
             case Or(children):
-                return self._any([self.match_rows(child, position, records) for child in children])
+                return self._unite([self.match_rows(child, position, records) for child in children])
             case Bound():
                 return self._where(expression, position, records)
         raise TypeError(f"not a bound expression: {expression}")
 
     @staticmethod
-    def _all(parts: list[MatchingRows]) -> MatchingRows:
+    def _intersect(parts: list[MatchingRows]) -> MatchingRows:
         narrowest: Bits | None = None
         for part in parts:
             if part.bits is not None:
@@ -85,7 +85,7 @@ class PredicateMatcher:
         )
 
     @staticmethod
-    def _any(parts: list[MatchingRows]) -> MatchingRows:
+    def _unite(parts: list[MatchingRows]) -> MatchingRows:
         widest: Bits | None = None
         for part in parts:
             if part.bits is None:

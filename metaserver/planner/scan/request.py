@@ -213,8 +213,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 
     Raises:
         BadRequest: No schema can bind the filter. Or two schemas bind a conjunct differently, and partition values
-            decide
-            this conjunct. Spark does not filter rows by such a conjunct, so the plan would have to be exact.
+            decide this conjunct. Spark does not filter rows by such a conjunct, so the plan would have to be exact.
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)

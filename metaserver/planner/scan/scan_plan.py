@@ -79,8 +79,7 @@ class ScanPlan:
 
         Args:
             projected: `bound` projected onto the specs of the metadata, by spec id. Specs for which it is not
-                computed yet are
-                missing.
+                computed yet are missing.
         """
         self.view = view
         self.entry_ids = entry_ids

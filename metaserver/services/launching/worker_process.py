@@ -4,8 +4,8 @@ The worker reads one job per line from its standard input, and answers with one 
 output, both JSON. Lines with the progress of the job precede the answer. The worker ends when its input
 ends, so it never outlives the server. Each job has a token for the namespace of its table. It also has the server's
 S3 keys, unless the catalog sends keys for the table. The process gets no other secrets of the server, except AWS's
-variables if tables are on S3. The process runs at a lower CPU priority and within a memory
-limit, because the data files that it decodes are untrusted.
+variables if tables are on S3. The process runs at a lower CPU priority and within a memory limit, because the data
+files that it decodes are untrusted.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _read_first(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[T |
     return decode(rows[0]) if rows else None
 
 
-def _all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[T]]:
+def _read_all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[T]]:
     rows = yield StoreStatement(sql, params)
     return [decode(row) for row in rows]
 
@@ -81,7 +81,7 @@ def namespace(path: NamespacePath) -> Steps[Namespace | None]:
 def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[NamespacePath]]:
     prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
     sql = "SELECT path FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"
-    return _all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
+    return _read_all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
 
 
 def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[NamespacePath]]:
@@ -91,7 +91,7 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
     paths = [pack((*parent, name)) for name in names]
     paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
     sql = f"SELECT path FROM namespaces WHERE path IN ({placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
-    existing = yield from _all(lambda row: unpack(row[0]), sql, *paths)
+    existing = yield from _read_all(lambda row: unpack(row[0]), sql, *paths)
     return existing
 
 
@@ -116,20 +116,20 @@ def entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry |
 
 def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"  # noqa: S608
-    return _all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
+    return _read_all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
 
 def entries_of(uuid: str) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE uuid = $1 ORDER BY namespace, name LIMIT 2"  # noqa: S608
-    return _all(NAMED.decode, sql, uuid)
+    return _read_all(NAMED.decode, sql, uuid)
 
 
 def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-        return _all(to_dropped, sql, after or "", limit)
+        return _read_all(to_dropped, sql, after or "", limit)
     sql = f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _all(to_dropped, sql, pack(namespace), after or "", limit)
+    return _read_all(to_dropped, sql, pack(namespace), after or "", limit)
 
 
 def find_dropped(dropped_id: str) -> Steps[DroppedEntry | None]:
@@ -143,19 +143,19 @@ def find_dropped(dropped_id: str) -> Steps[DroppedEntry | None]:
 def list_retained(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM retained WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-        return _all(to_retained, sql, after or "", limit)
+        return _read_all(to_retained, sql, after or "", limit)
     sql = f"SELECT {DROPPED} FROM retained WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _all(to_retained, sql, pack(namespace), after or "", limit)
+    return _read_all(to_retained, sql, pack(namespace), after or "", limit)
 
 
 def list_unchecked(before_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM retained WHERE checked_ms < $1 ORDER BY checked_ms, uuid LIMIT $2"  # noqa: S608
-    return _all(to_retained, sql, before_ms, limit)
+    return _read_all(to_retained, sql, before_ms, limit)
 
 
 def list_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2"  # noqa: S608
-    return _all(to_dropped, sql, now_ms, limit)
+    return _read_all(to_dropped, sql, now_ms, limit)
 
 
 def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
@@ -163,7 +163,7 @@ def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
         f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
         "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name"
     )
-    return _all(NAMED.decode, sql, after or "", limit)
+    return _read_all(NAMED.decode, sql, after or "", limit)
 
 
 def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
@@ -171,12 +171,12 @@ def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndex
         f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
         "ORDER BY changed_ms, location LIMIT $2"
     )
-    return _all(INDEX_FILE.decode, sql, before_ms, limit)
+    return _read_all(INDEX_FILE.decode, sql, before_ms, limit)
 
 
 def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
     sql = f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location"  # noqa: S608
-    return _all(INDEX_FILE.decode, sql, uuid)
+    return _read_all(INDEX_FILE.decode, sql, uuid)
 
 
 def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
@@ -215,7 +215,7 @@ def list_planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
 
 def list_retired_plan_tables(after: str | None, limit: int) -> Steps[list[StoredPlanTable]]:
     sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-    return _all(PLAN_TABLE.decode, sql, after or "", limit)
+    return _read_all(PLAN_TABLE.decode, sql, after or "", limit)
 
 
 def instant(instant_id: str) -> Steps[Instant | None]:
@@ -239,7 +239,7 @@ def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
         f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
         for table in ("entries", "dropped")
     )
-    return _all(ENTRY.decode, f"{sources} ORDER BY uuid LIMIT $2", after, limit)
+    return _read_all(ENTRY.decode, f"{sources} ORDER BY uuid LIMIT $2", after, limit)
 
 
 def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
@@ -287,7 +287,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     if where.archived and where.state not in _UNFINISHED:
         archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {tail}"  # noqa: S608
         sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {tail}"  # noqa: S608
-    return (yield from _all(INSTANT.decode, sql, *params))
+    return (yield from _read_all(INSTANT.decode, sql, *params))
 
 
 def list_archivable(keep: int, limit: int) -> Steps[list[str]]:
@@ -309,9 +309,9 @@ def idempotency(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
 def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
     if uuid is None:
         sql = f"SELECT {METRICS} FROM metrics WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-        return _all(METRICS.decode, sql, since or "", limit)
+        return _read_all(METRICS.decode, sql, since or "", limit)
     sql = f"SELECT {METRICS} FROM metrics WHERE uuid = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _all(METRICS.decode, sql, uuid, since or "", limit)
+    return _read_all(METRICS.decode, sql, uuid, since or "", limit)
 
 
 def token_by_digest(digest: str) -> Steps[AccessToken | None]:
@@ -324,19 +324,19 @@ def token_named(name: str) -> Steps[AccessToken | None]:
 
 
 def tokens() -> Steps[list[AccessToken]]:
-    return _all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
+    return _read_all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
 def grants(principal: str | None) -> Steps[list[Grant]]:
     if principal is None:
-        return _all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
+        return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
     sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 ORDER BY namespace, role"  # noqa: S608
-    return _all(GRANT.decode, sql, principal)
+    return _read_all(GRANT.decode, sql, principal)
 
 
 def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
     sql = f"SELECT {AUDIT} FROM audit WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-    return _all(AUDIT.decode, sql, since or "", limit)
+    return _read_all(AUDIT.decode, sql, since or "", limit)
 
 
 def secret(name: str) -> Steps[bytes | None]:
