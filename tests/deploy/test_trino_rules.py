@@ -368,7 +368,7 @@ class Statements:
 @pytest.mark.parametrize(
     ("seed", "queries"),
     [
-        (45, 6),
+        (45, 12),
         pytest.param(45, 45, marks=pytest.mark.slow),
         pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],

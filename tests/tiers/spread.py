@@ -1,8 +1,9 @@
 """How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
 
 A file stays in one process, because its fixtures are started once for all its tests. All files that use Iceberg's
-planner in Java are one unit: a second JVM costs more than it saves. So are all files that use Spark, and all that use
-Trino. A run with the slow tests has two units for Spark, because one would take longer than all other tests.
+planner in Java are one unit: a second JVM costs more than it saves. Files that use Spark are two units with a session
+each, because one unit would take longer than all other tests. Files that use Trino are in the second unit, because some
+of them use Spark too.
 
 The units begin first, each in its own process; then the longest files by the stored durations. So no process is left
 with long work at the end. Tests often wait for JVMs, servers and disks, so there are more processes than cores. Without
@@ -16,25 +17,19 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests.seeds import EXPLORING
 from tests.tiers.durations import read_durations
 
-_SPARK = ("tests/engines/spark/",)
-_SPARK_BESIDE_OTHERS = (
-    "tests/engines/test_",
-    "tests/docs/test_spark_pages.py",
-    "tests/deploy/test_services.py",
-    "tests/faults/test_lost_replies.py::test_spark_",
-    "tests/gateway/test_engines.py::test_spark_",
-    "tests/index/case_folding/test_case_folding.py::test_spark_",
-)
 UNITS = {
-    **(
-        {"Spark": _SPARK, "Spark beside other engines": _SPARK_BESIDE_OTHERS}
-        if EXPLORING
-        else {"Spark": (*_SPARK, *_SPARK_BESIDE_OTHERS)}
+    "Spark": ("tests/engines/spark/",),
+    "Spark and Trino beside other engines": (
+        "tests/engines/test_",
+        "tests/docs/test_spark_pages.py",
+        "tests/deploy/test_services.py",
+        "tests/deploy/test_trino",
+        "tests/faults/test_lost_replies.py::test_spark_",
+        "tests/gateway/test_engines.py::test_spark_",
+        "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
-    "Trino": ("tests/deploy/test_trino",),
     "Kafka": ("tests/log/test_kafka.py", "tests/streams/test_fleet.py", "tests/streams/test_kafka_chaos.py"),
     "Java's planner": (
         "tests/planner/test_oracle.py",

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.queries import rewrite_query
 from tests.engines.spark.star import Rig, rows, settings
-from tests.seeds import examples, first_seed
+from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -120,7 +120,7 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
 
 
 def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:
-    assert campaign(rig, first_seed(), examples(12, 6), "America/New_York")["fewer"] > 0
+    assert campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
 
 
 @pytest.mark.slow

@@ -543,7 +543,7 @@ def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
-        (1, 4),
+        (1, 6),
         pytest.param(1, 20, marks=pytest.mark.slow),
         pytest.param(2, 400, marks=pytest.mark.slow),
         pytest.param(3, 400, marks=pytest.mark.slow),
