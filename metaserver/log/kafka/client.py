@@ -101,6 +101,8 @@ class KafkaBroker:
         }
         self._producer = self._make_producer()
         self._admin = AdminClient({**self._base})
+        # Another client: it remembers for a while that a topic did not exist, and then finds no leader for deletions.
+        self._deleting_admin = AdminClient({**self._base})
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Not the follower: its connection answers nothing else while a fetch waits for records.
         self._ranges = self._make_consumer()
@@ -285,7 +287,7 @@ class KafkaBroker:
         await self._delete_before([TopicPartition(self._address.journal, 0, before)])
 
     async def _delete_before(self, ends: list[TopicPartition]) -> None:
-        for future in self._admin.delete_records(ends).values():
+        for future in self._deleting_admin.delete_records(ends).values():
             await self._ended(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
