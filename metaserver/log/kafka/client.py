@@ -1,6 +1,6 @@
 """The port to Kafka, by confluent-kafka. No call blocks the event loop.
 
-One thread serves the answers of the producer, and one reads the journal. Readers of rows have threads of their own. The
+A thread serves the answers of the producer, and another thread reads the journal. Reads of rows have more threads. The
 producer is idempotent and waits for all in-sync replicas, and the settings of the broker say how many these are.
 """
 
@@ -234,10 +234,10 @@ class KafkaBroker:
             await asyncio.sleep(0.01)
 
     async def _check_config(self, topic: str) -> None:
-        """Check that Kafka does not remove records of a topic by itself.
+        """Check that Kafka has no retention for a topic.
 
         Raises:
-            LogUnavailable: It does.
+            LogUnavailable: The topic has a retention.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         described = self._admin.describe_configs([resource])[resource]
@@ -331,7 +331,7 @@ class KafkaBroker:
         if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
             self._partitions.pop(topic, None)
         if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
-            # The producer cannot keep the order of its records any more. Another one begins with new records.
+            # The producer can no longer keep the order of its records. Another producer begins with new records.
             self._producer = self._make_producer()
             self._threads.submit(_end_producer, producer)
         raise LogUnavailable(f"The client of Kafka does not take the rows ({reason}); retry later")
@@ -377,7 +377,7 @@ class KafkaBroker:
             for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 if (error := each.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                        raise OffsetOutOfRange(f"The topic {topic} does not have the record {min(wanted)} any more")
+                        raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
                 elif (offset := _offset_of(each)) in wanted:
@@ -446,7 +446,7 @@ def _offset_of(message: Message) -> int:
 
 
 def _end_producer(producer: Producer) -> None:
-    """Give up the records of a producer, and tell those who wait for them."""
+    """Give up the records of a producer; the appends that wait for them fail."""
     producer.purge()
     producer.flush(_TIMEOUT_S)
 
