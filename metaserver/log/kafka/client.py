@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,8 +88,9 @@ class _Writes:
 class KafkaBroker:
     """Implements `Broker`. Use `open_broker`."""
 
-    def __init__(self, address: KafkaAddress, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, address: KafkaAddress, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
+        self._clock = clock
         self._loop = loop
         self._base: dict[str, Any] = {
             **address.properties,
@@ -221,13 +221,13 @@ class KafkaBroker:
             if len(present.partitions) < count:
                 added = self._admin.create_partitions([NewPartitions(topic, count)])
                 await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
             partitions = metadata.topics[topic].partitions.values()
             if len(partitions) >= count and all(each.leader >= 0 for each in partitions):
                 return len(partitions)
-            if time.monotonic() > deadline_s:
+            if self._clock.monotonic() > deadline_s:
                 raise LogUnavailable(
                     f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
                 )
@@ -371,7 +371,7 @@ class KafkaBroker:
 
     def _collect(self, consumer: Consumer, topic: str, wanted: set[int]) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted):
             message = consumer.poll(_POLL_S)
             for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
@@ -382,7 +382,7 @@ class KafkaBroker:
                         raise KafkaException(error)
                 elif (offset := _offset_of(each)) in wanted:
                     values[offset] = each.value() or b""
-            if time.monotonic() > deadline_s or self._is_closing.is_set():
+            if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
 
@@ -459,14 +459,14 @@ class _Logger:
 
 
 @asynccontextmanager
-async def open_broker(address: KafkaAddress) -> AsyncIterator[KafkaBroker]:
+async def open_broker(address: KafkaAddress, clock: Clock) -> AsyncIterator[KafkaBroker]:
     """Connect to a cluster.
 
     Raises:
         LogUnavailable: The cluster does not answer, or a property of the client is invalid.
     """
     try:
-        broker = KafkaBroker(address, asyncio.get_running_loop())
+        broker = KafkaBroker(address, clock, asyncio.get_running_loop())
     except KafkaException as error:
         raise LogUnavailable(
             f"The client of Kafka does not accept its properties ({error.args[0]}); correct the file of "
@@ -486,5 +486,5 @@ async def open_kafka_log(address: KafkaAddress, clock: Clock, limits: KafkaLimit
     Raises:
         LogUnavailable: The cluster does not answer.
     """
-    async with open_broker(address) as broker, open_log_over(broker, clock, limits) as log:
+    async with open_broker(address, clock) as broker, open_log_over(broker, clock, limits) as log:
         yield log
