@@ -92,8 +92,8 @@ async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, lat
 async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
     """Write batches by a producer for a time; a thread serves its callbacks."""
     topic, value = f"raw.{kafka.create_prefix()}", os.urandom(rows * row_bytes)
-    created = AdminClient({"bootstrap.servers": kafka.address}).create_topics([NewTopic(topic, PARTITIONS)])
-    await asyncio.wrap_future(created[topic])
+    admin = AdminClient({"bootstrap.servers": kafka.address})  # It must outlive its request.
+    await asyncio.wrap_future(admin.create_topics([NewTopic(topic, PARTITIONS)])[topic])
     loop = asyncio.get_running_loop()
     producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
     is_ending = threading.Event()

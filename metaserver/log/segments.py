@@ -595,7 +595,7 @@ def _read_identity(folder: Path, clock: Clock) -> str:
         if path.exists():
             return path.read_text()
         identity = str(clock.uuid4())
-        with temporary.open("w") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(identity)
             file.flush()
             os.fsync(file.fileno())

@@ -5,8 +5,8 @@ flushes them, so that the others do not do the same work again. Rendezvous hashi
 processes chooses it. All shards of a table have one owner, because a flush is one commit of the table.
 
 The owner is a hint. Two processes may both be the owner for a while, or none: the transaction of a flush compares the
-flushed offsets, so a second flush of the same rows changes nothing. A process that is not the owner flushes rows that
-nobody has flushed for the time of a lease.
+flushed offsets, so a second flush of the same rows changes nothing. Another process flushes the rows that the owner
+has not flushed for the time of a lease.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def open_owners(
         yield StreamOwners(None)
         return
     replica = Replica(
-        # Each worker is a process of its own, so the address of the server does not identify it.
+        # Each worker is a separate process, so the address of the server does not identify it.
         address=f"{socket.gethostname()}/{os.getpid()}/{clock.uuid4()}",
         weight=1,
         version=metadata.version("seamark"),

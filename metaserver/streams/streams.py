@@ -152,7 +152,7 @@ class _FlushState:
         self.is_due = False
         """Whether the next look flushes the table, at any age of its rows."""
         self.waiting_since_ms: int | None = None
-        """When this process first saw the rows that another process appended and nobody has flushed."""
+        """When this process first saw the rows that another process appended and that are not flushed."""
 
 
 class Streams:

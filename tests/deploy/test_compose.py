@@ -73,8 +73,9 @@ def test_schema_rejects_a_misspelt_key() -> None:
         jsonschema.Draft202012Validator(schema).validate(broken)
 
 
-def test_compose_has_six_services_with_health_checks() -> None:
-    assert set(SERVICES) == {"seamark", "indexer", "postgres", "s3", "trino", "spark"}
+def test_compose_has_its_services_with_health_checks() -> None:
+    assert set(SERVICES) == {"seamark", "indexer", "postgres", "s3", "trino", "spark", "kafka"}
+    assert [name for name, service in SERVICES.items() if "profiles" in service] == ["kafka"]
     assert all(service["healthcheck"]["test"] for service in SERVICES.values())
 
 

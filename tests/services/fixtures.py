@@ -100,7 +100,7 @@ def s3_bucket(s3: S3) -> str:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker of Apache Kafka. Each test has topics of its own, whose names begin with `create_prefix()`."""
+    """A broker of Apache Kafka. Each test has its own topics, whose names begin with `create_prefix()`."""
     # The client library takes a while to import, which most test processes do not need.
     from tests.services.kafka import kafka_broker
 

@@ -133,8 +133,9 @@ async def test_all_workers_of_a_server_take_and_show_rows(
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})
     url = f"{server.base_url}/api/v1/tables/db/t/rows"
-    for number in range(12):  # Each connection reaches any of the workers.
-        async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
-            assert answer.status == 200, await answer.text()
+    for end in (4, 8):
+        for number in range(end - 4, end):  # Each connection reaches any of the workers.
+            async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
+                assert answer.status == 200, await answer.text()
         scan = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow())
-        assert sorted(scan.column("id").to_pylist()) == list(range(number + 1))
+        assert sorted(scan.column("id").to_pylist()) == list(range(end))

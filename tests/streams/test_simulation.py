@@ -220,7 +220,7 @@ def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
-    """A server forgets producers by a limit of its own, so that it decides otherwise than others."""
+    """A server forgets producers by its own limit, so that it decides otherwise than others."""
     apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
 
     def forget(state: JournalState, group):

@@ -41,7 +41,7 @@ class Broker(Protocol):
 
     @property
     def identity(self) -> str:
-        """The identity of the log: another cluster, prefix or journal has another one."""
+        """The identity of the log, which depends on the cluster, the prefix and the journal."""
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
         """Create the topics and partitions of shards that have none."""

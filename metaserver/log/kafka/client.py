@@ -1,6 +1,6 @@
 """The port to Kafka, by confluent-kafka. No call blocks the event loop.
 
-One thread serves the answers of the producer, and one reads the journal. Readers of rows have threads of their own. The
+A thread serves the answers of the producer, and another thread reads the journal. Reads of rows have more threads. The
 producer is idempotent and waits for all in-sync replicas, and the settings of the broker say how many these are.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,8 +88,9 @@ class _Writes:
 class KafkaBroker:
     """Implements `Broker`. Use `open_broker`."""
 
-    def __init__(self, address: KafkaAddress, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, address: KafkaAddress, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
+        self._clock = clock
         self._loop = loop
         self._base: dict[str, Any] = {
             **address.properties,
@@ -101,6 +101,8 @@ class KafkaBroker:
         }
         self._producer = self._make_producer()
         self._admin = AdminClient({**self._base})
+        # Another client: it remembers for a while that a topic did not exist, and then finds no leader for deletions.
+        self._deleting_admin = AdminClient({**self._base})
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Not the follower: its connection answers nothing else while a fetch waits for records.
         self._ranges = self._make_consumer()
@@ -219,23 +221,23 @@ class KafkaBroker:
             if len(present.partitions) < count:
                 added = self._admin.create_partitions([NewPartitions(topic, count)])
                 await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
             partitions = metadata.topics[topic].partitions.values()
             if len(partitions) >= count and all(each.leader >= 0 for each in partitions):
                 return len(partitions)
-            if time.monotonic() > deadline_s:
+            if self._clock.monotonic() > deadline_s:
                 raise LogUnavailable(
                     f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
                 )
             await asyncio.sleep(0.01)
 
     async def _check_config(self, topic: str) -> None:
-        """Check that Kafka does not remove records of a topic by itself.
+        """Check that Kafka has no retention for a topic.
 
         Raises:
-            LogUnavailable: It does.
+            LogUnavailable: The topic has a retention.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         described = self._admin.describe_configs([resource])[resource]
@@ -285,7 +287,7 @@ class KafkaBroker:
         await self._delete_before([TopicPartition(self._address.journal, 0, before)])
 
     async def _delete_before(self, ends: list[TopicPartition]) -> None:
-        for future in self._admin.delete_records(ends).values():
+        for future in self._deleting_admin.delete_records(ends).values():
             await self._ended(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ class KafkaBroker:
         if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
             self._partitions.pop(topic, None)
         if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
-            # The producer cannot keep the order of its records any more. Another one begins with new records.
+            # The producer can no longer keep the order of its records. Another producer begins with new records.
             self._producer = self._make_producer()
             self._threads.submit(_end_producer, producer)
         raise LogUnavailable(f"The client of Kafka does not take the rows ({reason}); retry later")
@@ -369,18 +371,18 @@ class KafkaBroker:
 
     def _collect(self, consumer: Consumer, topic: str, wanted: set[int]) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted):
             message = consumer.poll(_POLL_S)
             for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 if (error := each.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                        raise OffsetOutOfRange(f"The topic {topic} does not have the record {min(wanted)} any more")
+                        raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
                 elif (offset := _offset_of(each)) in wanted:
                     values[offset] = each.value() or b""
-            if time.monotonic() > deadline_s or self._is_closing.is_set():
+            if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
 
@@ -444,7 +446,7 @@ def _offset_of(message: Message) -> int:
 
 
 def _end_producer(producer: Producer) -> None:
-    """Give up the records of a producer, and tell those who wait for them."""
+    """Give up the records of a producer; the appends that wait for them fail."""
     producer.purge()
     producer.flush(_TIMEOUT_S)
 
@@ -457,14 +459,14 @@ class _Logger:
 
 
 @asynccontextmanager
-async def open_broker(address: KafkaAddress) -> AsyncIterator[KafkaBroker]:
+async def open_broker(address: KafkaAddress, clock: Clock) -> AsyncIterator[KafkaBroker]:
     """Connect to a cluster.
 
     Raises:
         LogUnavailable: The cluster does not answer, or a property of the client is invalid.
     """
     try:
-        broker = KafkaBroker(address, asyncio.get_running_loop())
+        broker = KafkaBroker(address, clock, asyncio.get_running_loop())
     except KafkaException as error:
         raise LogUnavailable(
             f"The client of Kafka does not accept its properties ({error.args[0]}); correct the file of "
@@ -484,5 +486,5 @@ async def open_kafka_log(address: KafkaAddress, clock: Clock, limits: KafkaLimit
     Raises:
         LogUnavailable: The cluster does not answer.
     """
-    async with open_broker(address) as broker, open_log_over(broker, clock, limits) as log:
+    async with open_broker(address, clock) as broker, open_log_over(broker, clock, limits) as log:
         yield log

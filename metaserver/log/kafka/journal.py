@@ -14,6 +14,7 @@ import zlib
 
 import msgspec
 
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.formats.runtime.errors import LogUnavailable
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.state import StateSummary
@@ -177,13 +178,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     shards: list[ShardBatches]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_RECORD: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
-_HEAD = msgspec.msgpack.Decoder(Head)
-
-
 def encode_group(group: JournalGroup) -> bytes:
-    return _ENCODER.encode(group)
+    return msgspec.msgpack.encode(group)
 
 
 def decode_record(data: bytes) -> JournalRecord:
@@ -193,7 +189,7 @@ def decode_record(data: bytes) -> JournalRecord:
         LogUnavailable: A later version of Seamark wrote the record, or another program did.
     """
     try:
-        record = _RECORD.decode(data)
+        record: JournalRecord = from_msgpack(data, JournalRecord)
     except msgspec.DecodeError:
         raise LogUnavailable(
             "The journal of the log in Kafka has a record that this version of Seamark cannot read; upgrade this server"
@@ -208,14 +204,14 @@ def decode_record(data: bytes) -> JournalRecord:
 
 def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
     """Return the records of a head."""
-    data = zlib.compress(_ENCODER.encode(head), 1)
+    data = zlib.compress(msgspec.msgpack.encode(head), 1)
     pieces = [data[start : start + HEAD_PIECE_BYTES] for start in range(0, len(data), HEAD_PIECE_BYTES)]
     return [
-        _ENCODER.encode(HeadPiece(VERSION, head_id, after, place, len(pieces), piece))
+        msgspec.msgpack.encode(HeadPiece(VERSION, head_id, after, place, len(pieces), piece))
         for place, piece in enumerate(pieces)
     ]
 
 
 def decode_head(pieces: list[bytes]) -> Head:
     """Return a head from the data of its pieces."""
-    return _HEAD.decode(zlib.decompress(b"".join(pieces)))
+    return from_msgpack(zlib.decompress(b"".join(pieces)), Head)

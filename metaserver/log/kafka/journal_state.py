@@ -31,7 +31,7 @@ from seamark.metaserver.log.state import AppendEntry, BatchSize, Group, LogState
 
 _NO_LIMIT = 1 << 62
 Outcome = Acknowledgement | StreamProducerState | SeamarkError | None
-"""What becomes of a request: its answer, or the error with which it was refused."""
+"""The outcome of a request: its answer, or the error with which it was refused."""
 
 
 class JournalState:

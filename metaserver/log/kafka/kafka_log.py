@@ -2,7 +2,7 @@
 
 A shard is a partition. An append of any replica goes two steps: its rows go to the partitions of their shards, then its
 record goes to the journal (`journal.py`), which gives them their offsets. All appends that wait make both steps
-together. Kafka replicates and keeps both; this module has no consensus of its own.
+together. Kafka replicates and keeps both; this module has no consensus protocol.
 
 - If the rows cannot be written, the append fails and nothing of it exists: no record of the journal names it.
 - If the outcome of the record is unknown, so is that of the append. It is repeated with the same sequence number.
