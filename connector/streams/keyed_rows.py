@@ -20,7 +20,7 @@ from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.streams.stored_files import MemoryStorage, ServerFiles, ServedStorage, StoredRowsPort
+from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
 from seamark.connector.write.latest_rows import Rank, column_of, select_latest
 from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hashes_of, locate

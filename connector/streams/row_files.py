@@ -19,8 +19,8 @@ from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.streams.keyed_rows import (
     DELETE,
     EncodedRowDeletes,
-    KeyedFile,
     KeyColumns,
+    KeyedFile,
     KeyedRows,
     are_complete,
     check_key,
