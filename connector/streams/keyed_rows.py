@@ -20,7 +20,7 @@ from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.streams.stored_files import MemoryStorage, ServerFiles, ServerStorage, StoredRows
+from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
 from seamark.connector.write.latest_rows import Rank, column_of, select_latest
 from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hashes_of, locate
@@ -53,7 +53,7 @@ class KeyHashes(NamedTuple):
         return KeyHashes(self.high[rows], self.low[rows])
 
 
-class FileKeys:
+class KeyedFile:
     """A written file, and the keys of its rows. Each key occurs once. Rows without a key are never found."""
 
     def __init__(self, content: dict[str, Any], hashes: KeyHashes, complete: Mask) -> None:
@@ -99,7 +99,7 @@ class KeyedRows:
 
     keys: BatchKeys
     hashes: KeyHashes
-    files: tuple[FileKeys, ...]
+    files: tuple[KeyedFile, ...]
     located: tuple[_Version, tuple[MatchedRows, ...]] | None = None
     replaced: WeakKeyDictionary[KeyedRows, list[Longs]] = field(default_factory=WeakKeyDictionary)
 
@@ -111,7 +111,7 @@ class KeyedRows:
         return positions
 
 
-class EncodedDeletes(NamedTuple):
+class EncodedRowDeletes(NamedTuple):
     """The deletes of the rows that keyed rows replace.
 
     Attributes:
@@ -207,8 +207,8 @@ def select_rows(fields: Sequence[Field], columns: Sequence[pa.Array], kinds: byt
 
 
 def encode_deletes(
-    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
-) -> EncodedDeletes:
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRowsPort, folder: str | None
+) -> EncodedRowDeletes:
     """Return the deletes of the rows that keyed rows replace in the current snapshot, and in files of earlier parts.
 
     Args:
@@ -223,7 +223,7 @@ def encode_deletes(
         Unreadable: A file of the table cannot be read.
     """
     server = ServerFiles(stored)
-    storage = ServerStorage({}, "", stored, server.sizes_bytes)
+    storage = ServedStorage({}, "", stored, server.sizes_bytes)
     opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
     deleted = [*_delete_stored(parts, opened, server, is_commit=folder is None), *_delete_fresh(parts)]
     target = replace(target_of(metadata, memory := MemoryStorage()), indexes=())
@@ -231,7 +231,7 @@ def encode_deletes(
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
     written = write_deletes(target, deleted, Deletes(storage, metadata))
     rename: Callable[[str], str] = (lambda path: path) if folder is None else (lambda path: _move(path, folder))
-    return EncodedDeletes(
+    return EncodedRowDeletes(
         [(rename(location), memory.data(location)) for location in memory.written],
         [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in written.files],
         [(file["file-path"], file.get("content-offset")) for file in written.removed],

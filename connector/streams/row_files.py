@@ -18,9 +18,9 @@ import pyarrow as pa
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.streams.keyed_rows import (
     DELETE,
-    EncodedDeletes,
-    FileKeys,
+    EncodedRowDeletes,
     KeyColumns,
+    KeyedFile,
     KeyedRows,
     are_complete,
     check_key,
@@ -28,7 +28,7 @@ from seamark.connector.streams.keyed_rows import (
     hash_keys,
     select_rows,
 )
-from seamark.connector.streams.stored_files import MemoryStorage, StoredRows
+from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -184,13 +184,13 @@ def encode_keyed_rows(
         schema = _schema_of(metadata, int(table.schema.metadata[_SCHEMA_ID]))
         columns = keys.read(table, schema)
         content = msgspec.json.decode(file.content_file)
-        file_keys.append(FileKeys(content, hash_keys(keys.fields, columns), are_complete(columns)))
+        file_keys.append(KeyedFile(content, hash_keys(keys.fields, columns), are_complete(columns)))
     return files, KeyedRows(latest.keys, latest.hashes, tuple(file_keys))
 
 
 def encode_row_deletes(
-    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
-) -> EncodedDeletes:
+    parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRowsPort, folder: str | None
+) -> EncodedRowDeletes:
     """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
 
     Raises:

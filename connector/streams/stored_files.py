@@ -23,7 +23,7 @@ from seamark.connector.write.row_locations import KeyAnswer
 from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
 
 
-class StoredRows(Protocol):
+class StoredRowsPort(Protocol):
     """The part of the server that finds stored rows (`metaserver/streams/stored_rows.py`). Safe for any thread."""
 
     def plan(self, body: Mapping[str, Any]) -> bytes: ...
@@ -38,7 +38,7 @@ class ServerFiles:
         sizes_bytes: The sizes of the files of the plans.
     """
 
-    def __init__(self, stored: StoredRows) -> None:
+    def __init__(self, stored: StoredRowsPort) -> None:
         self._stored = stored
         self.sizes_bytes: dict[str, int] = {}
 
@@ -59,14 +59,14 @@ class ServerFiles:
 
 
 @dataclass(frozen=True)
-class ServerStorage(Storage):
+class ServedStorage(Storage):
     """Reads the files of plans by the server's object store.
 
     Attributes:
         sizes_bytes: The sizes of the files.
     """
 
-    stored: StoredRows | None = None
+    stored: StoredRowsPort | None = None
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def open_input_file(self, location: str) -> pa.NativeFile:
@@ -97,7 +97,7 @@ def _raise_os_errors(location: str) -> Iterator[None]:
 class _ObjectFile(io.RawIOBase):
     """An immutable object as a file that can be read at any position."""
 
-    def __init__(self, stored: StoredRows, location: str, size_bytes: int) -> None:
+    def __init__(self, stored: StoredRowsPort, location: str, size_bytes: int) -> None:
         super().__init__()
         self._stored = stored
         self._location = location

@@ -1,11 +1,12 @@
 """Rows with a kind: what a row does to the row with the same key. Pure.
 
 A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the
-field `op` states it, `before` and `after` have the row. Both are read into a `RowChange`.
+field `op` states it, `before` and `after` have the row. Both are read into a `RowWithKind`.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEBEZIUM_KINDS = {"c": RowKind.INSERT, "r": RowKind.INSERT, "u": RowKind.UPDATE, "d": RowKind.DELETE}
 
 
-class RowChange(NamedTuple):
+class RowWithKind(NamedTuple):
     """A row of a request.
 
     Attributes:
@@ -37,7 +38,7 @@ class RowChange(NamedTuple):
     values: Mapping[str, Any]
 
 
-def read_plain(row: Any, *, has_kind: bool) -> list[RowChange]:
+def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
     """Return a JSON row with its kind.
 
     Args:
@@ -50,8 +51,8 @@ def read_plain(row: Any, *, has_kind: bool) -> list[RowChange]:
     if not isinstance(row, dict):
         raise BadRequest(f"is {show_json(row)}, and not an object with the columns")
     if not has_kind or KIND_FIELD not in row:
-        return [RowChange(None, row)]
-    return [RowChange(parse_kind(row[KIND_FIELD]), {name: row[name] for name in row if name != KIND_FIELD})]
+        return [RowWithKind(None, row)]
+    return [RowWithKind(parse_kind(row[KIND_FIELD]), {name: row[name] for name in row if name != KIND_FIELD})]
 
 
 def parse_kind(value: Any) -> RowKind | None:
@@ -68,7 +69,7 @@ def parse_kind(value: Any) -> RowKind | None:
     return kind
 
 
-def read_debezium(message: Any, key: Sequence[str]) -> list[RowChange]:
+def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     """Return the changes of an envelope: none for a tombstone, and two for an update of the key.
 
     Args:
@@ -100,14 +101,14 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowChange]:
         if before is None:
             raise BadRequest("deletes a row and has no before; set the table's replica identity so that it has the key")
         # A deleted row is found by its key. Other columns may be missing or have no value.
-        return [RowChange(kind, {name: before[name] for name in before if name in key} if key else before)]
+        return [RowWithKind(kind, {name: before[name] for name in before if name in key} if key else before)]
     if after is None:
         raise BadRequest(f"has the op {op} and no after")
-    changes = [RowChange(kind, after)]
+    changes = [RowWithKind(kind, after)]
     if kind is RowKind.UPDATE and before is not None and key and all(name in before for name in key):
         old = {name: before[name] for name in key}
         if any(old[name] is not None and old[name] != after.get(name) for name in key):
-            changes.insert(0, RowChange(RowKind.DELETE, old))
+            changes.insert(0, RowWithKind(RowKind.DELETE, old))
     return changes
 
 
@@ -159,15 +160,15 @@ def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any
         scale = int(parameters.get("scale", 0)) if isinstance(parameters, dict) else 0
         return lambda value: _read_decimal(value, scale)
     if column.get("type") == "bytes":
-        return lambda value: msgspec.convert(value, bytes).hex()
+        return lambda value: b64decode(value, validate=True).hex()
     return _CONVERTERS.get(kind) if isinstance(kind, str) else None
 
 
 def _read_decimal(value: Any, scale: int) -> Any:
-    """Return a decimal as text. Debezium sends its unscaled value as bytes in base64, or text as it is configured."""
+    """Return a decimal as text. Debezium sends its unscaled value in base64."""
     if not isinstance(value, str):
         return value
-    unscaled = int.from_bytes(msgspec.convert(value, bytes), "big", signed=True)
+    unscaled = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
     sign = "-" if unscaled < 0 else ""
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"

@@ -19,7 +19,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.log.port import Batch, RowKind
 from seamark.metaserver.streams.changes import (
     KIND_FIELD,
-    RowChange,
+    RowWithKind,
     encode_kinds,
     read_debezium,
     read_plain,
@@ -139,7 +139,7 @@ class RowPreparation:
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in decoded)):
             kinds = bytes([RowKind.UPDATE]) * len(decoded) if key else b""
             return _ReadRows(decoded, kinds, range(len(decoded))), {}
-        changes: list[RowChange] = []
+        changes: list[RowWithKind] = []
         sources: list[int] = []
         rejected: dict[int, str] = {}
         for number, row in enumerate(decoded):
