@@ -545,7 +545,7 @@ class PlanReader:
         return _Key((source_of[number], str(number)), iceberg_kind(self._catalyst.type_of(node)))
 
     def _remove_widening(self, node: Node) -> Node:
-        """Return what is cast to a type that has all values of its own type; else the node itself."""
+        """Return the operand of a cast to a type that has all values of the operand; otherwise the node itself."""
         if self._catalyst.kind(node) != "Cast":
             return node
         child = node.child()

@@ -153,7 +153,7 @@ def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
 
 
 def _between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
-    """Return the condition that a column is between two values; None stands for no limit."""
+    """Return the condition that a column is between two values; None is no limit."""
     if low is not None and low == high:
         return _compare(column, Op.EQ, low)
     return all_of(
@@ -312,7 +312,7 @@ def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
 
 
 def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
-    """Return the keys at ascending ranks; -1 stands for no start, and the number of keys for no end."""
+    """Return the keys at ascending ranks; -1 is no start, and the number of keys is no end."""
     all_keys = KeySet(kind, values)
     keys = [
         _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.at(rank))
