@@ -111,8 +111,11 @@ def scan(
     limit: int | None = None,
     bitmaps: bool = True,
     keys: ParquetKeys | None = None,
+    after: str = "",
 ) -> TableScan:
     """Return the rows for which a predicate is true, at most `limit` rows.
+
+    The rows of a stream table include those that wait for a flush, unless `at` selects a snapshot.
 
     The predicate is SQL or the JSON of an Iceberg expression. The server plans the scan with its indexes. If
     the table has a bitmap index on a column of the predicate, the server also selects rows, unless `bitmaps` is
@@ -121,10 +124,14 @@ def scan(
     Args:
         keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, reading an
             encrypted file raises Unreadable.
+        after: Tokens of rows that the scan has to include (`StreamTableWriter.token`), unless `at` selects a snapshot.
+            If the server does not have them in time, the scan raises Unavailable.
 
     Raises:
         BadRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
     """
+    if at == CURRENT:
+        client = client.reading_fresh_rows(after)
     opened = open_table(client, table, at)
     bound = bind_filter(where, opened)
     read_plan = plan_read(opened, columns, bound)

@@ -20,7 +20,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED
 from seamark.formats.runtime.errors import (
     BadRequest,
     LogUnavailable,
@@ -42,12 +42,13 @@ from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
+from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
+from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
+from seamark.metaserver.streams.stream_table import FlushedBefore, StreamLimits, StreamTable
 
-ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
+ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
 FLUSH_INTERVAL_MS_MIN = 100
 SHARDS_MAX = 64
@@ -72,23 +73,12 @@ class FreshTable(NamedTuple):
     Attributes:
         loaded: The pointer, and the metadata whose current snapshot has the fresh files.
         snapshot: The fresh snapshot; None if the pointer has all rows.
+        offsets: The offset after the last row that the current snapshot has, by shard.
     """
 
     loaded: LoadedTable
     snapshot: Snapshot | None
-
-
-class _KeptSnapshot(NamedTuple):
-    """A fresh snapshot that later plans may use.
-
-    Attributes:
-        key: The table, its metadata file and the fresh files from which the snapshot was made.
-        until_s: The time until which new plans may use the snapshot. Its manifests are deleted later.
-    """
-
-    key: tuple[object, ...]
-    snapshot: Snapshot
-    until_s: float
+    offsets: Mapping[int, int]
 
 
 class _FlushState:
@@ -116,13 +106,15 @@ class Streams:
         self._logs = logs
         self.row_files = row_files
         self._stream_tables = CatalogTables(catalog, commits)
-        self._manifests = Manifests.of(objects, catalog.context.settings)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
-        self._snapshots: dict[str, _KeptSnapshot] = {}
-        """The last fresh snapshot of each table."""
-        self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+        self.snapshots = NamedSnapshots(
+            objects,
+            Manifests.of(objects, catalog.context.settings),
+            catalog.context.clock,
+            retention_s=catalog.context.settings.stream_fresh_retention_s,
+        )
         self._flushed_for_removal: dict[str, int] = {}
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._next_shard = 0
@@ -233,11 +225,12 @@ class Streams:
         for _ in range(_STALE_TRIES):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
+            flushed = entry.parse_flushed_offsets()
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(entry.parse_flushed_offsets())
+                fresh = await table.fresh(flushed)
             except LogElsewhere:  # a replica without the log serves what was flushed
-                return FreshTable(LoadedTable(entry, metadata), None)
+                return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None
@@ -245,38 +238,10 @@ class Streams:
                     raise NoSuchTable("The name refers to another table now; load the table again") from None
                 continue
             if not fresh.parts:
-                return FreshTable(LoadedTable(entry, metadata), None)
-            snapshot = await self._snapshot_of(table, entry, metadata, fresh)
-            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot)
+                return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _fresh_folder(metadata))
+            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
-
-    async def _snapshot_of(
-        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows
-    ) -> Snapshot:
-        locations = tuple(file.location for part in fresh.parts for file in part.files)
-        key = (entry.uuid, entry.metadata_location, locations)
-        last = self._snapshots.get(entry.uuid)
-        if last is not None and last.key == key and self._context.clock.monotonic() < last.until_s:
-            return last.snapshot
-        return await self._encoding.run(key, lambda: self._make_snapshot(table, metadata, fresh, key))
-
-    async def _make_snapshot(
-        self, table: StreamTable, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
-    ) -> Snapshot:
-        listed = await self._manifests.read_list(metadata.current_snapshot)
-        files = [file for part in fresh.parts for file in part.files]
-        folder = _fresh_folder(metadata)
-        encoded = await run_encoding(metadata, listed, files, folder, self._context.clock)
-        locations = [location for location, _ in encoded.files]
-        retention_s = self._context.settings.stream_fresh_retention_s
-        try:
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
-        finally:
-            # Plans may name them for as long as a query may run after its plan.
-            table.give_up_files(locations, extra_s=retention_s)
-        until_s = self._context.clock.monotonic() + retention_s
-        self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
-        return encoded.snapshot
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
@@ -310,7 +275,11 @@ class Streams:
             self.row_files,
             self._objects,
             self._context.clock,
-            StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
+            StreamLimits(
+                settings.stream_fresh_interval_ms / 1000,
+                # A plan may name a fresh snapshot after its files were replaced.
+                settings.stream_fresh_retention_s + self.snapshots.named_s,
+            ),
             fresh_folder=folder,
         )
         stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
@@ -449,7 +418,7 @@ class Streams:
     def _close_table(self, table: StreamTable) -> None:
         self._tables.pop(table.uuid, None)
         self._flushes.pop(table.uuid, None)
-        self._snapshots.pop(table.uuid, None)
+        self.snapshots.forget(table.uuid)
         self._flushed_for_removal.pop(table.uuid, None)
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,12 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.formats.iceberg.metadata.snapshot import MAIN
-from seamark.formats.protocol.wire import is_plan_name, show
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable, TooLarge
+from seamark.formats.protocol.wire import AFTER_HEADER, is_plan_name, show
+from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.parameters.fresh import HEADER as FRESH_HEADER
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
@@ -33,11 +31,10 @@ from seamark.metaserver.api.http.render import (
     table_etag,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
+from seamark.metaserver.api.rest.stream_commits import prepare_stream_table
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.store.model import EntryKind
-from seamark.metaserver.streams.log_opening import LogElsewhere
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -92,11 +89,14 @@ async def load_table(call: Call) -> web.Response:
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     if entry.flushed and reads_fresh(call.headers):
-        fresh = await call.components.streams.load_fresh(entry)
+        fresh = await load_fresh(call, entry)
         if fresh.snapshot is not None:
-            return await fresh_answer(call, fresh.loaded, namespace, name, mode)
+            plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
+            return await fresh_answer(call, fresh.loaded, namespace, name, mode, shown=plans)
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
+    elif AFTER_HEADER in call.headers:
+        check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
     audience = call.audience
     shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
@@ -119,54 +119,15 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    await _prepare_stream_table(call, body)
+    fresh = await prepare_stream_table(call, namespace, name, body.updates)
 
     return await run_idempotent(
         call,
-        lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates),
+        lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates, fresh=fresh),
         lambda loaded: commit_answer(call, loaded, namespace, name),
         replayed=LoadedTable,
         recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
-
-
-async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
-    """Flush a stream table before a snapshot that removes rows.
-
-    Raises:
-        BadRequest: For a snapshot that a catalog commits whose current snapshot may be a fresh one.
-    """
-    snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
-    is_reset = any(_drops_history(update) for update in body.updates)
-    if not (snapshots or is_reset) or not call.components.streams.has_log:
-        return
-    entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
-    if entry is None or not entry.flushed:
-        return
-    if is_reset:
-        with suppress(LogElsewhere):  # no reader of this process has seen rows that wait elsewhere
-            await call.components.streams.flush(entry.uuid)
-    if snapshots and reads_fresh(call.headers):
-        raise BadRequest(
-            f"{show(call.namespace, call.name)} is a stream table, and this catalog reads snapshots of it that only "
-            f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
-        )
-    for snapshot in snapshots:
-        if not isinstance(snapshot, dict):  # which the commit refuses
-            continue
-        summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
-        if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
-            await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
-
-
-def _drops_history(update: dict[str, Any]) -> bool:
-    """Return whether rows that wait for a flush have to be in a snapshot before an update.
-
-    A replaced table loses its branch `main`, and with it the rows. Rows that wait are in the schema that was current
-    when they came, and that schema must not be removed before their flush.
-    """
-    action = update.get("action")
-    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

@@ -10,13 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import check_changeable, check_name, show
+from seamark.formats.protocol.wire import AFTER_HEADER, check_changeable, check_name, show
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.arrow_expansion import expanded_bytes
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.parameters.fresh import encode_token
 from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.rows import RowFormat, decode_objects, format_of, to_batch
@@ -57,6 +58,13 @@ class AppendedRows(msgspec.Struct, frozen=True):
     rows: Annotated[int, doc("The rows of the request, which are durable.")]
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
     positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
+    token: Annotated[
+        str,
+        doc(
+            f"A later read that sends it in the header {AFTER_HEADER} includes these rows. Empty for a request without "
+            "rows."
+        ),
+    ]
 
 
 @Route(
@@ -86,12 +94,16 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     prepare = partial(_prepare, call, body, row_format, metadata)
     rows, payload = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
     if not rows:
-        return AppendedRows(0, False, [])
-    acknowledged = await call.components.streams.append(
+        return AppendedRows(0, False, [], "")
+    streams = call.components.streams
+    acknowledged = await streams.append(
         LoadedTable(entry, metadata), payload, rows, who=call.principal.name, producer=producer
     )
     positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
-    return AppendedRows(rows, acknowledged.duplicate, positions)
+    ends = {position.shard: position.end for position in positions}
+    if not ends and (table := streams.tables.get(entry.uuid)) is not None:
+        ends = dict(table.watermarks())  # The rows of an old duplicate are somewhere before these offsets.
+    return AppendedRows(rows, acknowledged.duplicate, positions, encode_token(entry.uuid, ends) if ends else "")
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):

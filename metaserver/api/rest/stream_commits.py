@@ -1,0 +1,117 @@
+"""Commits of engines to stream tables: what happens to rows that wait for a flush.
+
+A commit that removes rows flushes the stream first, so that it conflicts with rows that it has not read. A catalog with
+`X-Seamark-Fresh` may base a snapshot on a fresh snapshot. An append is then moved onto the table's current snapshot. A
+snapshot that removes rows may remove rows of fresh files, which the table does not have, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.formats.protocol.wire import FRESH_HEADER, show
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.parameters.fresh import reads_fresh
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.streams.log_opening import LogElsewhere
+
+
+async def prepare_stream_table(
+    call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
+) -> Snapshot | None:
+    """Flush a stream table before a commit that removes rows.
+
+    Returns:
+        The fresh snapshot on which the only snapshot of the commit is based; None for every other commit.
+
+    Raises:
+        BadRequest: The commit is based on a fresh snapshot, and is not one append.
+    """
+    snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
+    is_reset = any(_drops_history(update) for update in updates)
+    if not (snapshots or is_reset) or not call.components.streams.has_log:
+        return None
+    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    if entry is None or not entry.flushed:
+        return None
+    if is_reset:
+        with suppress(LogElsewhere):  # no reader of this process has seen rows that wait elsewhere
+            await call.components.streams.flush(entry.uuid)
+    fresh = None
+    for snapshot in snapshots:
+        if not isinstance(snapshot, dict):  # which the commit refuses
+            continue
+        fresh = await _find_fresh_parent(call, entry, snapshot)
+        if fresh is not None and (len(snapshots) > 1 or is_reset or _operation_of(snapshot) != "append"):
+            with suppress(LogElsewhere):
+                await call.components.streams.flush(entry.uuid)
+            raise BadRequest(
+                f"{show(namespace, name)} is a stream table, and the statement has read rows that waited for a flush. "
+                "Through this catalog, only appends can be committed then. The rows are flushed now: run the statement "
+                f"again, or run it through a catalog without the header {FRESH_HEADER}"
+            )
+        if fresh is None and _operation_of(snapshot) in ("delete", "overwrite"):
+            parent_id = snapshot.get("parent-snapshot-id")
+            await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
+    return fresh
+
+
+async def check_not_based_on_fresh(
+    call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
+) -> None:
+    """Check that no snapshot of a transaction is based on a fresh snapshot.
+
+    Raises:
+        BadRequest: A snapshot is.
+    """
+    snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
+    if not snapshots or not call.components.streams.has_log:
+        return
+    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    if entry is None or not entry.flushed:
+        return
+    for snapshot in snapshots:
+        if isinstance(snapshot, dict) and await _find_fresh_parent(call, entry, snapshot) is not None:
+            raise BadRequest(
+                f"{show(namespace, name)} is a stream table, and the transaction has read rows that waited for a "
+                f"flush; commit it through a catalog without the header {FRESH_HEADER}"
+            )
+
+
+async def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
+    """Return the fresh snapshot on which a new snapshot is based; None if it is based on a snapshot of the table.
+
+    Raises:
+        BadRequest: The catalog reads fresh snapshots, and the parent is neither.
+    """
+    parent_id = snapshot.get("parent-snapshot-id")
+    if not isinstance(parent_id, int):
+        return None
+    fresh = call.components.streams.snapshots.find(entry.uuid, parent_id)
+    if fresh is None and reads_fresh(call.headers):
+        metadata = await call.components.catalog.documents.table(entry.metadata_location)
+        if metadata.snapshot(parent_id) is None:
+            raise BadRequest(
+                f"The commit is based on snapshot {parent_id}, which the table does not have. If it had rows that "
+                "waited for a flush, it has expired; run the statement again"
+            )
+    return fresh
+
+
+def _operation_of(snapshot: dict[str, Any]) -> object:
+    summary = snapshot.get("summary")
+    return summary.get("operation") if isinstance(summary, dict) else None
+
+
+def _drops_history(update: dict[str, Any]) -> bool:
+    """Return whether rows that wait for a flush have to be in a snapshot before an update.
+
+    A replaced table loses its branch `main`, and with it the rows. Rows that wait are in the schema that was current
+    when they came, and that schema must not be removed before their flush.
+    """
+    action = update.get("action")
+    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
