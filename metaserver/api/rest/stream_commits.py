@@ -21,15 +21,23 @@ from seamark.metaserver.streams.log_opening import LogElsewhere
 
 
 async def prepare_stream_table(
-    call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
+    call: Call,
+    namespace: NamespacePath,
+    name: str,
+    requirements: Sequence[dict[str, Any]],
+    updates: Sequence[dict[str, Any]],
 ) -> Snapshot | None:
     """Flush a stream table before a commit that removes rows.
+
+    A commit on a fresh snapshot that has expired is not refused here: it may be the repetition of a commit that
+    succeeded. Its requirement fails otherwise, and the engine loads the table again.
 
     Returns:
         The fresh snapshot on which the only snapshot of the commit is based; None for every other commit.
 
     Raises:
-        BadRequest: The commit is based on a fresh snapshot, and is not one append.
+        BadRequest: The commit is based on a fresh snapshot, and is not one append. Or it may be, and has no requirement
+            that would fail.
     """
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
@@ -45,7 +53,9 @@ async def prepare_stream_table(
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # which the commit refuses
             continue
-        fresh = await _find_fresh_parent(call, entry, snapshot)
+        fresh = _find_fresh_parent(call, entry, snapshot)
+        if fresh is None and reads_fresh(call.headers):
+            await _check_asserts_parent(call, entry, snapshot, requirements)
         if fresh is not None and (len(snapshots) > 1 or is_reset or _operation_of(snapshot) != "append"):
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
@@ -75,31 +85,36 @@ async def check_not_based_on_fresh(
     if entry is None or not entry.flushed:
         return
     for snapshot in snapshots:
-        if isinstance(snapshot, dict) and await _find_fresh_parent(call, entry, snapshot) is not None:
+        if isinstance(snapshot, dict) and _find_fresh_parent(call, entry, snapshot) is not None:
             raise BadRequest(
                 f"{show(namespace, name)} is a stream table, and the transaction has read rows that waited for a "
                 f"flush; commit it through a catalog without the header {FRESH_HEADER}"
             )
 
 
-async def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
-    """Return the fresh snapshot on which a new snapshot is based; None if it is based on a snapshot of the table.
+def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
+    """Return the fresh snapshot on which a new snapshot is based; None if there is none."""
+    parent_id = snapshot.get("parent-snapshot-id")
+    return call.components.streams.snapshots.find(entry.uuid, parent_id) if isinstance(parent_id, int) else None
+
+
+async def _check_asserts_parent(
+    call: Call, entry: Entry, snapshot: dict[str, Any], requirements: Sequence[dict[str, Any]]
+) -> None:
+    """Check that a commit on a snapshot that the table does not have will fail by its requirements.
 
     Raises:
-        BadRequest: The catalog reads fresh snapshots, and the parent is neither.
+        BadRequest: The commit has no requirement on the branch.
     """
     parent_id = snapshot.get("parent-snapshot-id")
-    if not isinstance(parent_id, int):
-        return None
-    fresh = call.components.streams.snapshots.find(entry.uuid, parent_id)
-    if fresh is None and reads_fresh(call.headers):
-        metadata = await call.components.catalog.documents.table(entry.metadata_location)
-        if metadata.snapshot(parent_id) is None:
-            raise BadRequest(
-                f"The commit is based on snapshot {parent_id}, which the table does not have. If it had rows that "
-                "waited for a flush, it has expired; run the statement again"
-            )
-    return fresh
+    if parent_id is None or any(each.get("type") == "assert-ref-snapshot-id" for each in requirements):
+        return
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is None:
+        raise BadRequest(
+            f"The commit is based on snapshot {str(parent_id)[:40]}, which the table does not have, and it has no "
+            "requirement assert-ref-snapshot-id; load the table again"
+        )
 
 
 def _operation_of(snapshot: dict[str, Any]) -> object:

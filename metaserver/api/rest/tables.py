@@ -119,7 +119,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    fresh = await prepare_stream_table(call, namespace, name, body.updates)
+    fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
 
     return await run_idempotent(
         call,
