@@ -27,7 +27,7 @@ from seamark.formats.iceberg.manifests.writer import (
 )
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.properties import count_of
-from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotLogEntry, SnapshotRef
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.streams.row_files import EncodedFile, decode_content_json
@@ -132,6 +132,18 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
         refs={**metadata.refs, MAIN: msgspec.structs.replace(main, snapshot_id=snapshot.snapshot_id)},
         last_sequence_number=max(metadata.last_sequence_number, snapshot.sequence_number),
         next_row_id=metadata.next_row_id + (snapshot.added_rows or 0),
+    )
+
+
+def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
+    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
+    current = metadata.current_snapshot
+    assert current is not None
+    entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
+    return msgspec.structs.replace(
+        metadata,
+        snapshot_log=(*metadata.snapshot_log, entry),
+        last_updated_ms=max(metadata.last_updated_ms, current.timestamp_ms),
     )
 
 

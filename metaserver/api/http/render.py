@@ -35,6 +35,7 @@ from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, PlanSnapshot
+from seamark.metaserver.streams.fresh_snapshots import log_current_snapshot
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
@@ -150,13 +151,14 @@ async def fresh_answer(
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
 
-    `shown` are plan snapshots, as in `table_answer`. The answer is encoded for each request: the next answer probably
-    has another snapshot.
+    `shown` are plan snapshots, as in `table_answer`. The answer is encoded for
+    each request: the next answer probably has another snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     config, credentials = access_config(call, entry.uuid, metadata, namespace, name)
     tail = _tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
     shown = [plan for plan in shown if plan.shown_id not in metadata.snapshots_by_id]
     if shown:
