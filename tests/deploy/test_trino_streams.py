@@ -23,7 +23,7 @@ from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import trino_proxy
 from tests.waits import block_until
 
-pytestmark = [NEEDS_TRINO, pytest.mark.slow]
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
 

@@ -42,6 +42,7 @@ from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import FRESH
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -190,6 +191,7 @@ class _AnswerFile:
     "selectRows",
     "Finds the rows that match a predicate in each file, by bitmap indexes",
     tags=("indexes",),
+    parameters=(FRESH,),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(

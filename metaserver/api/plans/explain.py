@@ -24,6 +24,7 @@ from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, i
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
@@ -193,6 +194,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     "explain",
     "Explains the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune",
     tags=("metadata",),
+    parameters=(FRESH, AFTER),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(200, "The plan, stage by stage", ExplainResponse),

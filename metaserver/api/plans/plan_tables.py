@@ -30,6 +30,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -165,7 +166,7 @@ everything that the plan depends on.
     "Creates a plan table: the files that a plan keeps, as a table that any engine can read by its name "
     "until its lease ends",
     tags=("metadata",),
-    parameters=(AUDIENCE,),
+    parameters=(AUDIENCE, FRESH, AFTER),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(200, "The plan, and its name", PlanTableResponse),
