@@ -148,7 +148,7 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
     try:
         for leaf in catalyst.leaves(_read_analyzed_plan(frame)):
             name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
-            if name is None or leaf.catalog().isEmpty() or PLAN_MARK in name[-1]:
+            if name is None or leaf.catalog().isEmpty() or PLAN_MARK in name[-1] or _VERSION_LEVEL.fullmatch(name[-1]):
                 continue
             catalog = leaf.catalog().get()
             if catalyst.class_of(catalog) != _CATALOG_CLASS or catalyst.class_of(leaf.table()) != _TABLE_CLASS:

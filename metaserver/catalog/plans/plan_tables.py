@@ -124,7 +124,7 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot,
         planned,
         snapshot_id=snapshot_id_of_plan(plan_id),
         parent_snapshot_id=planned.parent_snapshot_id if is_fresh else planned.snapshot_id,
-        sequence_number=planned.sequence_number - is_fresh,
+        sequence_number=planned.sequence_number - 1 if is_fresh else planned.sequence_number,
         timestamp_ms=planned.timestamp_ms - 1,
         schema_id=metadata.current_schema_id,
     )
