@@ -130,16 +130,18 @@ class EngineCommits:
         change = TableChange(namespace, name, requirements, updates)
         return (await self.commit(caller, [change], is_single=True, fresh=fresh))[0]
 
-    async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
+    async def commit_transaction(
+        self, caller: Caller, changes: Sequence[TableChange], *, fresh: Snapshot | None = None
+    ) -> None:
         """Commit updates of several tables, as `commit`.
 
-        All pointers move in one transaction of the store.
+        All pointers move in one transaction of the store. `fresh` belongs to the only table, see `commit_table`.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False)
+        await self.commit(caller, changes, is_single=False, fresh=fresh)
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
