@@ -53,7 +53,8 @@ def sql_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
 def duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     con = seamark.duckdb.connect(url)
     try:
-        return sorted(seamark.duckdb.sql(con, statement).fetchall())
+        relation = seamark.duckdb.sql(con, statement)
+        return [] if relation is None else sorted(relation.fetchall())  # an INSERT has no relation
     finally:
         con.close()
 
