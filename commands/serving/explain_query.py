@@ -23,6 +23,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
@@ -107,9 +108,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
     paths = {key: _path(parts, body.namespace) for key, parts in query.names.items()}
     call.allow(*(path[:-1] for path in paths.values()))
-    tables = {
-        path: await call.components.catalog.tables.load(path[:-1], path[-1]) for path in dict.fromkeys(paths.values())
-    }
+    tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
     columns = {key: names for key, table in loaded.items() if (names := _columns(table)) is not None}
     references = await read_in_turn(call, len(body.query), partial(query.references, columns))

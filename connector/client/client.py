@@ -10,6 +10,7 @@ A client can be pickled, and can be used by threads and forked processes. Each p
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -45,7 +46,7 @@ from seamark.connector.client.row_answers import (
     lookup_of,
 )
 from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, omit_none
-from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json, from_values
 
 T = TypeVar("T")
@@ -101,7 +102,29 @@ class SeamarkClient:
         self.fence = fence
         self.certificates = certificates
         self._pool: tuple[int, urllib3.PoolManager] | None = None
-        self._root: str | None = None
+        self._roots: dict[str, str] = {}
+        """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
+        self._read_headers: Mapping[str, str] = {}
+
+    def reading_fresh_rows(self, after: str = "") -> SeamarkClient:
+        """Return a client of the same server that also reads the rows of stream tables that wait for a flush.
+
+        Its plans may name files that no snapshot of the table has. Use it for queries only: a commit must not be based
+        on them.
+
+        Args:
+            after: The tokens of rows that each answer has to include, separated by spaces (`StreamTableWriter.token`).
+        """
+        self._connections()  # which the copy shares
+        client = copy.copy(self)
+        client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
+        return client
+
+    def reading_commits(self) -> SeamarkClient:
+        """Return a client of the same server that reads only what commits have added."""
+        client = copy.copy(self)
+        client._read_headers = {}
+        return client
 
     def __repr__(self) -> str:
         return f"<SeamarkClient {self._shown}>"
@@ -263,10 +286,11 @@ class SeamarkClient:
 
     def _catalog(self) -> str:
         """Return the root of the routes of Iceberg's REST specification."""
-        if self._root is None:
+        root = self._roots.get(self.url)
+        if root is None:
             config = self._json("GET", "/v1/config")
-            self._root = standard_root(config.get("defaults", {}), config.get("overrides", {}))
-        return self._root
+            root = self._roots[self.url] = standard_root(config.get("defaults", {}), config.get("overrides", {}))
+        return root
 
     def _standard_path(self, table: Name) -> str:
         """Return the path of a table in the routes of Iceberg's REST specification."""
@@ -554,7 +578,7 @@ class SeamarkClient:
         """
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
-        headers = {**own, **content, **(headers or {})}
+        headers = {**own, **content, **self._read_headers, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}

@@ -16,6 +16,7 @@ import duckdb
 
 from seamark.connector.client.names import check_url
 from seamark.connector.plans.quotes import quote_name, quote_text
+from seamark.formats.protocol.wire import FRESH_HEADER
 
 EXTENSIONS = ("avro", "httpfs", "iceberg")
 
@@ -77,11 +78,12 @@ def attach(
         f"ENDPOINT {quote_text(uri)}",
         f"ACCESS_DELEGATION_MODE '{'vended_credentials' if on_s3 else 'none'}'",
     ]
+    secret, headers = quote_name(f"seamark_{name}"), f"EXTRA_HTTP_HEADERS MAP {{{quote_text(FRESH_HEADER)}: 'true'}}"
     if token is None:
         options.append("AUTHORIZATION_TYPE 'none'")
+        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE http, {headers}, SCOPE {quote_text(uri)})")
     else:
-        secret = quote_name(f"seamark_{name}")
-        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE iceberg, TOKEN {quote_text(token)})")
+        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE iceberg, TOKEN {quote_text(token)}, {headers})")
         options.append(f"SECRET {secret}")
     con.execute(f"ATTACH IF NOT EXISTS '' AS {quote_name(name)} ({', '.join(options)})")
     _attached.setdefault(con, {})[name.lower()] = AttachedCatalog(uri, token)

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.protocol.wire import PROXY_ENGINE
+from seamark.formats.protocol.wire import FRESH_HEADER, PROXY_ENGINE
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.tls import build_client_context, only_these
 
@@ -331,7 +331,7 @@ class Seamark:
         self.url = url
         self._shown = hide_credentials(url)
         self._lease_s = lease_s
-        self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
+        self._plans = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
@@ -430,7 +430,9 @@ class Seamark:
         cached = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
-            version, raw = await self._ask("GET", path, known_version=cached.version if cached else "")
+            version, raw = await self._ask(
+                "GET", path, known_version=cached.version if cached else "", headers={FRESH_HEADER: "true"}
+            )
         except NotFound:
             self._known.discard(table)
             return None
@@ -483,7 +485,7 @@ class Seamark:
         The body is empty if the version is still `known_version`.
         """
         url = URL(self.url + path, encoded=True)
-        headers = {"If-None-Match": known_version} if known_version else headers or {}
+        headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}
         try:
             async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
                 raw = b""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -39,7 +39,15 @@ class PlanRequests:
         why: The reason why the last missing plan is missing.
     """
 
-    def __init__(self, seamark: Seamark, kept_max: float, until_s: float, *, hide_partitions: bool = False) -> None:
+    def __init__(
+        self,
+        seamark: Seamark,
+        kept_max: float,
+        until_s: float,
+        *,
+        hide_partitions: bool = False,
+        streams: Collection[Name] = (),
+    ) -> None:
         """Create the requests of one statement.
 
         Args:
@@ -48,8 +56,11 @@ class PlanRequests:
             until_s: The deadline of all requests, on the clock of the event loop.
             hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
                 scan of the table gets a plan, even without a filter.
+            streams: Stream tables of which the engine itself misses rows that wait for a flush. Each scan of them gets
+                a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
+        self._streams = frozenset(streams)
         self.misread: dict[Name, str] = {}
         """Tables that DuckDB would read wrongly, with the reasons."""
         self._seamark = seamark
@@ -78,6 +89,8 @@ class PlanRequests:
             if pin is not None:
                 # No file of a table with a single file can be left out, so all statements share one plan of it.
                 wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+            elif planned.table in self._streams:
+                wanted[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
                 wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
         plans = await self._plans(wanted)
@@ -86,7 +99,7 @@ class PlanRequests:
             plan = plans.get(planned)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, plans):
                 plans.pop(planned, None)
-                if planned.scan.condition is not None or planned.read in pins:
+                if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
                     repeated[planned] = replace(wanted[planned], joins=())
         repeated |= self._request_other_scans(groups, plans, repeated)
         plans |= await self._plans(repeated)
@@ -97,7 +110,9 @@ class PlanRequests:
         for read in pins.keys() - needed:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
-            if all(planned in plans and self._keeps_most(plans[planned]) for planned in group):
+            if group[0].table not in self._streams and all(
+                planned in plans and self._keeps_most(plans[planned]) for planned in group
+            ):
                 _drop(plans, group)
         return {planned: plan for planned, plan in plans.items() if plan.is_made}
 

@@ -118,8 +118,11 @@ def scan(
     limit: int | None = None,
     bitmaps: bool = True,
     keys: ParquetKeys | None = None,
+    after: str = "",
 ) -> TableScan:
     """Return the rows for which a predicate is true. At most `limit` rows are returned.
+
+    The rows of a stream table include those that wait for a flush, unless `at` selects a snapshot.
 
     The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, the server
     also selects rows, unless `bitmaps` is False.
@@ -128,10 +131,14 @@ def scan(
         where: The predicate, as SQL or as the JSON of an Iceberg expression.
         keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, reading an
             encrypted file raises Unreadable.
+        after: Tokens of rows that the scan has to include (`StreamTableWriter.token`), unless `at` selects a snapshot.
+            If the server does not have them in time, the scan raises Unavailable.
 
     Raises:
         BadRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
     """
+    if at == CURRENT:
+        client = client.reading_fresh_rows(after)
     opened = open_table(client, table, at)
     bound = bind_filter(where, opened)
     read_plan = plan_read(opened, columns, bound)

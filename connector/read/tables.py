@@ -123,6 +123,8 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     Raises:
         BadRequest: The snapshot, branch or tag does not exist.
     """
+    if at.ref is not None or at.as_of_ms is not None:
+        client = client.reading_commits()
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
     loaded = client.load_table(table, history=history or by_time_or_id)
     metadata = decode_table(loaded.metadata, str(table))

@@ -25,6 +25,9 @@ from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
 from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.protocol.wire import STREAM_ENABLED
 
 SHUFFLE_FREE = {
     "spark.sql.sources.v2.bucketing.enabled": "true",
@@ -129,20 +132,31 @@ def read(
     if not uri:
         raise BadRequest(f"{name!r} is not a catalog of this session; add it with connect(spark, {name!r}, uri)")
     client = SeamarkClient(uri, token=token or None)
-    opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
-    if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):
-        options = {"uri": uri, "table": join_name(levels), "where": where, **_snapshot_options(at)}
+    opened = open_table(client, levels, at)
+    suits_seamark = where is not None and _suits_seamark_reader(spark, client, opened, where)
+    if suits_seamark or (at == CURRENT and _misses_rows(opened)):
+        options = {"uri": uri, "table": join_name(levels), **_snapshot_options(at)}
+        options |= {"where": where} if where is not None and suits_seamark else {}
         options |= {"token": token} if token else {}
-        options |= {} if columns is None else {"columns": ",".join(_table_names(spark, opened, columns))}
+        if columns is not None and (where is None or suits_seamark):
+            options["columns"] = ",".join(_table_names(spark, opened, columns))
         frame = spark.read.format("seamark").options(**options).load()
+        frame = frame if where is None or suits_seamark else frame.where(where)
     else:
         version = at.snapshot_id if at.ref is None else at.ref
-        if at.as_of_ms is not None and opened is not None:
+        if at.as_of_ms is not None:
             version = opened.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
         frame = reader.table(".".join(map(backquote, (name, *levels))))
         frame = frame if where is None else frame.where(where)
     return frame if columns is None else frame.select(*map(backquote, columns))
+
+
+def _misses_rows(opened: OpenTable) -> bool:
+    """Return whether Iceberg's reader misses rows that wait for a flush: Spark plans tables of version 3 itself."""
+    metadata = opened.metadata
+    is_stream = as_bool(metadata.properties, STREAM_ENABLED, False)
+    return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
 
 
 def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:

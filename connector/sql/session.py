@@ -145,8 +145,11 @@ class SqlSession:
         writes: bool = True,
         checked: Callable[[list[OpenTable]], None] = lambda _: None,
         certificates: str = "",
+        after: str = "",
     ) -> None:
         """Create a session.
+
+        Queries include the rows of stream tables that wait for a flush. Statements that change rows flush them first.
 
         Args:
             url: The URL of the server.
@@ -159,11 +162,13 @@ class SqlSession:
             on_s3: Whether the tables are in S3. Statements that write need it.
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
+            after: Tokens of rows that every query has to include (`StreamTableWriter.token`).
 
         Raises:
             ValueError: The URL is invalid.
         """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
+        self._reads = self._client.reading_fresh_rows(after)
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
@@ -219,7 +224,7 @@ class SqlSession:
         engines, now = self._engines, datetime.now(UTC)
         if statement.kind is not Kind.QUERY:
             return self._plan_change(statement)
-        tables = CatalogTables(self._client, self._catalog, self._schema)
+        tables = CatalogTables(self._reads, self._catalog, self._schema)
         query: DuckDBQuery | None = None
         reads: tuple[PlannedTableRead, ...] = ()
         reason = ""
@@ -249,7 +254,7 @@ class SqlSession:
             )
         if choice.engine == TRINO:
             return _PlannedStatement(statement, choice, self._trino_text(statement))
-        tables = CatalogTables(self._client, self._catalog, self._schema)
+        tables = CatalogTables(self._reads, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)
@@ -264,7 +269,7 @@ class SqlSession:
     def _plan_reads(
         self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
     ) -> tuple[PlannedTableRead, ...]:
-        reads = [] if query is None else plan_reads(self._client, query, tables, catalog, now.date())
+        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
@@ -328,7 +333,7 @@ class SqlSession:
 
     def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in an open table."""
-        tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
+        tables, now = CatalogTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)

@@ -73,6 +73,8 @@ class StreamTableWriter:
         self._error: Exception | None = None
         self._closed = False
         self._sequence = 0
+        self._token_uuid, self._token_ends = "", dict[str, int]()
+        """The UUID of the table, and the offset after the last acknowledged row by shard."""
         self.rows = 0
         """Rows that the server has acknowledged."""
         self._thread = threading.Thread(target=self._run, name="seamark-stream-writer", daemon=True)
@@ -118,6 +120,20 @@ class StreamTableWriter:
             self._changed.wait_for(lambda: not self._unsent_rows or self._error is not None)
             if self._error is not None:
                 raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
+
+    def token(self) -> str:
+        """Wait until all rows are durable, and return a token of them, for example for `seamark.scan(…, after=token)`.
+
+        A read with the token includes all rows of this writer so far, whichever server answers it. The token is empty
+        if the writer has no rows.
+
+        Raises:
+            StreamClosed: If a request failed.
+        """
+        self.flush()
+        with self._changed:
+            ends = ",".join(f"{shard}:{end}" for shard, end in sorted(self._token_ends.items()))
+            return f"{self._token_uuid}/{ends}" if ends else ""
 
     def close(self) -> None:
         """Flush, and end the thread.
@@ -187,7 +203,7 @@ class StreamTableWriter:
         while True:
             try:
                 # The producer's sequence makes any repeat harmless.
-                self._client._request("POST", self._path, query, body, headers={"Content-Type": content_type})
+                answer = self._client._request("POST", self._path, query, body, headers={"Content-Type": content_type})
             except Refused:
                 raise
             except (Unavailable, ServerFailed, Unreachable) as error:
@@ -197,7 +213,20 @@ class StreamTableWriter:
                 number += 1
             else:
                 self._sequence += 1
+                self._add_token(json.loads(answer)["token"])
                 return
+
+    def _add_token(self, token: str) -> None:
+        """Add the token of acknowledged rows to the token of the writer."""
+        if not token:
+            return
+        table_uuid, _, ends = token.partition("/")
+        with self._changed:
+            if table_uuid != self._token_uuid:  # The name refers to another table now.
+                self._token_uuid, self._token_ends = table_uuid, {}
+            for pair in ends.split(","):
+                shard, _, end = pair.partition(":")
+                self._token_ends[shard] = max(int(end), self._token_ends.get(shard, 0))
 
 
 def stream_writer(

@@ -30,11 +30,13 @@ from seamark.connector.arrow.arrays import Longs, single_array
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.read.scans import scan
 from seamark.connector.write.curves import Points, compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import LINEAR
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 RANK_BITS = 16
 """The number of bits of each rank. They distinguish more ranges than a table has files."""
@@ -107,7 +109,9 @@ def read_joined_tables(
     for name, join in joins.items():
         used = [text.removeprefix(f"{name}.") for text in column_names if text.startswith(f"{name}.")]
         columns = list(dict.fromkeys([*join.on.values(), *used]))
-        rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
+        rows = scan(
+            client, join.table, columns, at=At(ref=MAIN), limit=None if rows_max is None else rows_max + 1
+        ).to_arrow()
         if rows_max is not None and rows.num_rows > rows_max:
             raise BadRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
         rows_by_name[name] = JoinedRows(rows, join.on)

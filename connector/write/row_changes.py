@@ -17,7 +17,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
 from seamark.connector.client.errors import BadRequest, Conflict, Refused, Unavailable
-from seamark.connector.client.names import Name
+from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table
@@ -29,6 +29,9 @@ from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.protocol.wire import STREAM_ENABLED
 
 COMMIT_ATTEMPTS_MAX = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
@@ -142,7 +145,7 @@ def commit_row_change(
         fields["producer"] = producer_fields
     # By this id, the server counts the conflicts of the change.
     fields["change-id"] = str(uuid.uuid4())
-    opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
+    opened = replace(_open_flushed(client, table, branch, history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
     attempt = 0
@@ -187,6 +190,19 @@ def commit_row_change(
                 snapshot_id=answer["snapshot-id"],
                 duplicate=answer["duplicate"],
             )
+
+
+def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: bool) -> OpenTable:
+    """Open the head of a branch. If rows of a stream table wait for a flush, they are flushed first.
+
+    Otherwise the change would miss rows that were acknowledged before it.
+    """
+    opened = open_table(client, table, At(ref=branch), history=history)
+    if branch == MAIN and as_bool(opened.metadata.properties, STREAM_ENABLED, False):
+        flushed = client._json("POST", f"{table_path(table)}/flush")["rows"]
+        if flushed:
+            return open_table(client, table, At(ref=branch), history=history)
+    return opened
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:

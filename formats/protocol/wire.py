@@ -47,6 +47,12 @@ FRESH_FOLDER = "_seamark/fresh"
 
 Plans name these files, and the server deletes them.
 """
+STREAM_ENABLED = "seamark.stream.enabled"
+"""The property that makes a table a stream table."""
+FRESH_HEADER = "X-Seamark-Fresh"
+"""The header with which a request reads rows of stream tables that no commit has added yet."""
+AFTER_HEADER = "X-Seamark-After"
+"""The header with tokens of rows that an answer has to include."""
 CLOCK_FOLDER = "_seamark/clock"
 """The folder below a table's location for objects with which the server reads the storage's clock. The
 server deletes them.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.formats.iceberg.manifests.content_file import decode_content_file
+from seamark.formats.iceberg.manifests.content_file import ContentFile, decode_content_file
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import (
     ADDED,
@@ -28,7 +28,9 @@ from seamark.formats.iceberg.manifests.writer import (
     write_manifest_list,
 )
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotLogEntry, SnapshotRef
+from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.snapshots.manifest_filter import ManifestFilter, find_files
@@ -70,9 +72,11 @@ def encode_fresh_snapshot(
     snapshot_id = _ID_MIN | int.from_bytes(clock.random_bytes(8), "big") & (1 << 62) - 1
     sequence_number = metadata.last_sequence_number + 1
     by_spec: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
+    contents: dict[int, list[ContentFile]] = {DATA_MANIFEST: [], DELETE_MANIFEST: []}
     for kind, added in ((DATA_MANIFEST, [file.content_file for file in files]), (DELETE_MANIFEST, deletes)):
         for text in added:
             content = decode_content_file(msgspec.json.decode(text), metadata)
+            contents[kind].append(content)
             by_spec[kind, content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
     name = f"{folder}/{clock.uuid7()}"
     stored: list[tuple[str, bytes]] = []
@@ -101,13 +105,40 @@ def encode_fresh_snapshot(
         timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
         sequence_number=sequence_number,
         parent_snapshot_id=metadata.current_snapshot_id,
-        summary=msgspec.Raw(msgspec.json.encode({"operation": "overwrite" if deletes else "append"})),
+        summary=msgspec.Raw(
+            msgspec.json.encode(_summarize(current, contents[DATA_MANIFEST], has_deletes=bool(deletes)))
+        ),
         manifest_list=location,
         schema_id=metadata.current_schema_id,
         first_row_id=first_row_id,
         added_rows=added_rows,
     )
     return EncodedSnapshot(snapshot, tuple(stored))
+
+
+def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_deletes: bool) -> dict[str, str]:
+    """Return the summary of a fresh snapshot. Engines estimate the size of a table by its totals.
+
+    A snapshot with deletes has no totals of deletes, because an engine could skip delete files by a total of 0.
+    """
+    before = {} if current is None else current.summary_map()
+    added = {
+        "data-files": len(files),
+        "records": sum(file.record_count for file in files),
+        "files-size": sum(file.file_size_in_bytes for file in files),
+    }
+    summary = {
+        "operation": "overwrite" if has_deletes else "append",
+        **{f"added-{name}": str(count) for name, count in added.items()},
+    }
+    for name in ("delete-files", "position-deletes", "equality-deletes"):
+        if f"total-{name}" in before and not has_deletes:
+            summary[f"total-{name}"] = before[f"total-{name}"]
+    for name, count in added.items():
+        total = count_of(before, f"total-{name}", -1) if current is not None else 0
+        if total >= 0:
+            summary[f"total-{name}"] = str(total + count)
+    return summary
 
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
@@ -121,6 +152,23 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
         last_sequence_number=max(metadata.last_sequence_number, snapshot.sequence_number),
         next_row_id=metadata.next_row_id + (snapshot.added_rows or 0),
     )
+
+
+def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
+    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
+    current = metadata.current_snapshot
+    assert current is not None
+    entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
+    return msgspec.structs.replace(
+        metadata,
+        snapshot_log=(*metadata.snapshot_log, entry),
+        last_updated_ms=max(metadata.last_updated_ms, current.timestamp_ms),
+    )
+
+
+def is_fresh(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is a fresh snapshot, which no metadata file has."""
+    return snapshot.manifest_list is not None and f"/{FRESH_FOLDER}/" in snapshot.manifest_list
 
 
 async def run_encoding(

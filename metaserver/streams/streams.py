@@ -17,11 +17,10 @@ from typing import NamedTuple
 import structlog
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED
 from seamark.formats.runtime.errors import (
     BadRequest,
     LogUnavailable,
@@ -36,27 +35,26 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot, without_files
+from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
+from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.owners import StreamOwners, open_owners
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
-    FreshRows,
     StreamLimits,
     StreamTable,
     append_to_tables,
 )
 
-ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
+ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
 FLUSH_INTERVAL_MS_MIN = 100
 SHARDS_MAX = 64
@@ -85,10 +83,12 @@ class FreshTable(NamedTuple):
     Attributes:
         loaded: The pointer, and the metadata whose current snapshot has the fresh files.
         snapshot: The fresh snapshot; None if the pointer has all rows.
+        offsets: The offset after the last row that the current snapshot has, by shard.
     """
 
     loaded: LoadedTable
     snapshot: Snapshot | None
+    offsets: Mapping[int, int]
 
 
 class TableRows(NamedTuple):
@@ -127,19 +127,6 @@ class ProducerKey(NamedTuple):
         return StreamProducer(f"{self.scope}/{tenant}/{self.name}", self.sequence)
 
 
-class _KeptSnapshot(NamedTuple):
-    """A fresh snapshot that later plans may use.
-
-    Attributes:
-        key: The table, its metadata file and the fresh files from which the snapshot was made.
-        until_s: The time until which new plans may use the snapshot. Its manifests are deleted later.
-    """
-
-    key: tuple[object, ...]
-    snapshot: Snapshot
-    until_s: float
-
-
 class _FlushState:
     """When a table was last flushed, and whether it is being flushed."""
 
@@ -175,13 +162,15 @@ class Streams:
         self._owners = owners
         self.row_files = row_files
         self._stream_tables = CatalogTables(catalog, commits, search)
-        self._manifests = Manifests.of(objects, catalog.context.settings)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
-        self._snapshots: dict[str, _KeptSnapshot] = {}
-        """The last fresh snapshot of each table."""
-        self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+        self.snapshots = NamedSnapshots(
+            objects,
+            Manifests.of(objects, catalog.context.settings),
+            catalog.context.clock,
+            retention_s=catalog.context.settings.stream_fresh_retention_s,
+        )
         self._flushed_for_removal: dict[str, int] = {}
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._closed: dict[str, float] = {}
@@ -299,11 +288,12 @@ class Streams:
         for _ in range(_STALE_TRIES):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
+            flushed = entry.parse_flushed_offsets()
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(entry.parse_flushed_offsets())
+                fresh = await table.fresh(flushed)
             except LogElsewhere:  # a replica without the log serves what was flushed
-                return FreshTable(LoadedTable(entry, metadata), None)
+                return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None
@@ -311,51 +301,10 @@ class Streams:
                     raise NoSuchTable("The name refers to another table now; load the table again") from None
                 continue
             if not fresh.parts:
-                return FreshTable(LoadedTable(entry, metadata), None)
-            snapshot = await self._snapshot_of(table, entry, metadata, fresh)
-            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot)
+                return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _fresh_folder(metadata))
+            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
-
-    async def _snapshot_of(
-        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows
-    ) -> Snapshot:
-        ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh.parts)
-        locations = tuple(file.location for part in fresh.parts for file in part.files)
-        key = (entry.uuid, entry.metadata_location, ranges, locations)
-        last = self._snapshots.get(entry.uuid)
-        if last is not None and last.key == key and self._context.clock.monotonic() < last.until_s:
-            return last.snapshot
-        return await self._encoding.run(key, lambda: self._make_snapshot(table, entry, metadata, fresh, key))
-
-    async def _make_snapshot(
-        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
-    ) -> Snapshot:
-        listed: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
-        files = [file for part in fresh.parts for file in part.files]
-        keyed = [part.keyed for part in fresh.parts if part.keyed is not None]
-        folder, clock = _fresh_folder(metadata), self._context.clock
-        retention_s = self._context.settings.stream_fresh_retention_s
-        locations: list[str] = []
-        deletes: list[bytes] = []
-        try:
-            if keyed:
-                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
-                locations += [location for location, _ in stored.files]
-                deletes = stored.content_files
-                writer = SnapshotWriter(self._objects, clock, self._manifests, folder, 0)
-                try:
-                    listed = await without_files(stored.removed, listed, metadata, writer, self._manifests)
-                finally:
-                    locations += writer.written
-            encoded = await run_encoding(metadata, listed, files, folder, clock, deletes)
-            locations += [location for location, _ in encoded.files]
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
-        finally:
-            # Plans may name them for as long as a query may run after its plan.
-            table.give_up_files(locations, extra_s=retention_s)
-        until_s = self._context.clock.monotonic() + retention_s
-        self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
-        return encoded.snapshot
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
@@ -389,7 +338,11 @@ class Streams:
             self.row_files,
             self._objects,
             self._context.clock,
-            StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
+            StreamLimits(
+                settings.stream_fresh_interval_ms / 1000,
+                # A plan may name a fresh snapshot after its files were replaced.
+                settings.stream_fresh_retention_s + self.snapshots.named_s,
+            ),
             fresh_folder=folder,
             logged_bytes=partial(log.unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
         )
@@ -566,7 +519,7 @@ class Streams:
     def _close_table(self, table: StreamTable) -> None:
         self._tables.pop(table.uuid, None)
         self._flushes.pop(table.uuid, None)
-        self._snapshots.pop(table.uuid, None)
+        self.snapshots.forget(table.uuid)
         self._flushed_for_removal.pop(table.uuid, None)
         self._owners.forget(table.uuid)
 

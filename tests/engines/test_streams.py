@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from seamark.connector.spark.session import read
+from seamark.connector.spark.source.source import register
+from seamark.connector.spark.sql import sql
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -39,16 +42,30 @@ class Stream:
         """By a catalog with the header for engines that plan by themselves."""
         return rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
+    def planned(self, statement: str) -> list[tuple[Any, ...]]:
+        """By `seamark.spark.sql`, which reads plan tables."""
+        return rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
+
+    def load(self, table: str, **options: str) -> list[tuple[Any, ...]]:
+        """By `format("seamark")`."""
+        register(self._spark)
+        options |= {"uri": self.server.base_url, "table": f"db.{table}"}
+        return rows(self._spark.read.format("seamark").options(**options).load())
+
+    def read(self, table: str) -> list[tuple[Any, ...]]:
+        """By `seamark.spark.read`."""
+        return rows(read(self._spark, f"{self._catalog}.db.{table}"))
+
+    def flush(self, table: str) -> None:
+        request = urllib.request.Request(f"{self.server.base_url}/api/v1/tables/db/{table}/flush", b"", method="POST")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+
     def post(self, table: str, *sent: dict[str, Any]) -> None:
         url = f"{self.server.base_url}/api/v1/tables/db/{table}/rows"
         request = urllib.request.Request(url, json.dumps(sent).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["rows"] == len(sent)
-
-    def flush(self, table: str) -> None:
-        url = f"{self.server.base_url}/api/v1/tables/db/{table}/flush"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as answer:
-            assert answer.status == 200
 
 
 @pytest.fixture
@@ -85,6 +102,38 @@ def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None
     assert stream.sql_fresh("SELECT count(*), max(id) FROM {db}.t WHERE name = 'b'") == [(1, 2)]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stream, version: int) -> None:
+    properties = PROPERTIES if version == 2 else VERSION_3
+    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + properties)
+    stream.post("t", {"id": 1, "name": "a"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
+    joined = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
+    for _ in range(2):
+        assert stream.planned("SELECT count(*) FROM {db}.t") == [(3,)]
+        assert stream.planned("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
+        assert stream.planned(joined) == [(1,), (3,)]
+        assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
+        assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
+        assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]
+        stream.flush("t")
+
+
+def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: Stream) -> None:
+    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    stream.post("t", {"id": 1, "name": "a"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    for number in (2, 4, 6):
+        stream.post("t", {"id": number, "name": "s"})
+        stream.sql_fresh(f"INSERT INTO {{db}}.t VALUES ({number + 1}, 'w')")
+    expected = [(number,) for number in range(1, 8)]
+    assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
+    stream.flush("t")
+    assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
+    assert stream.sql_fresh("SELECT id FROM {db}.t ORDER BY id") == expected
+
+
 def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> None:
     stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
@@ -108,10 +157,10 @@ def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(stream:
     expected = [(1, "d"), (3, "c"), (4, "f")]
     readers = [stream.sql, stream.sql_fresh] if version == "2" else [stream.sql_fresh]
     for _ in range(2):
-        for read in readers:
-            assert read("SELECT id, name FROM {db}.t ORDER BY id") == expected
-            assert read("SELECT count(*), min(name) FROM {db}.t") == [(3, "c")]
-            assert read("SELECT id FROM {db}.t WHERE name = 'a'") == []
+        for run in readers:
+            assert run("SELECT id, name FROM {db}.t ORDER BY id") == expected
+            assert run("SELECT count(*), min(name) FROM {db}.t") == [(3, "c")]
+            assert run("SELECT id FROM {db}.t WHERE name = 'a'") == []
         stream.flush("t")
         readers = [stream.sql, stream.sql_fresh]
     stream.sql("UPDATE {db}.t SET name = 'g' WHERE id = 3")

@@ -115,6 +115,10 @@ class Catalyst:
         snapshot = table.currentSnapshot()
         return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
+    def property_of(self, table: Any, name: str) -> str:
+        """Return a property of an Iceberg table; "" if it is not set."""
+        return str(table.properties().get(name) or "")
+
     def has_cached(self) -> bool:
         return not self.session.sharedState().cacheManager().isEmpty()
 

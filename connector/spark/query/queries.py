@@ -29,6 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Table
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
@@ -51,11 +53,14 @@ from seamark.connector.spark.query.name_positions import (
     replace_names,
 )
 from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, PlanTooLarge
+from seamark.connector.streams.status import flush_stream
 from seamark.formats.iceberg.metadata.properties import count_of
-from seamark.formats.protocol.wire import PLAN_MARK
+from seamark.formats.protocol.wire import PLAN_MARK, STREAM_ENABLED
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"
+_PLANNED_TABLE_CLASS = "org.apache.iceberg.rest.RESTTable"
+"""The class of a table whose scans the server plans."""
 _VERSION_LEVEL = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
 """Settings with which Iceberg reads another snapshot than the current snapshot of the table."""
@@ -83,6 +88,8 @@ class _Table:
     snapshot_id: int | None
     ref: str | None
     """The version in a name such as `db.t.branch_x` or `db.t.tag_x`."""
+    is_stream: bool
+    """Whether rows may wait for a flush that Spark does not see if it plans the table itself."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -131,7 +138,43 @@ def sql(
             _log.warning("The original text runs, because its tables were altered after the analysis")
         except (PySparkException, Py4JError) as error:
             _log.warning("The original text runs, because Spark does not accept it with plan tables: %s", error)
-    return run_text(spark, text, args)
+    frame = run_text(spark, text, args)
+    return run_text(spark, text, args) if _flush_unplanned_streams(spark, frame) else frame
+
+
+def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
+    """Flush the stream tables of a query whose scans Spark plans itself, because such scans miss rows that wait.
+
+    Returns:
+        Whether rows were flushed, so that the query has to load its tables again.
+    """
+    catalyst, names = Catalyst(spark), set()
+    try:
+        for leaf in catalyst.leaves(_read_analyzed_plan(frame)):
+            name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
+            if name is None or leaf.catalog().isEmpty() or PLAN_MARK in name[-1] or _VERSION_LEVEL.fullmatch(name[-1]):
+                continue
+            catalog = leaf.catalog().get()
+            if catalyst.class_of(catalog) != _CATALOG_CLASS or catalyst.class_of(leaf.table()) != _TABLE_CLASS:
+                continue
+            table = leaf.table().table()
+            if _is_stream(catalyst, table) and catalyst.class_of(table) != _PLANNED_TABLE_CLASS:
+                names.add((str(catalog.name()), name))
+        flushed = 0
+        for catalog_name, name in sorted(names):
+            uri, token = (
+                str(spark.conf.get(f"spark.sql.catalog.{catalog_name}.{key}", "")) for key in ("uri", "token")
+            )
+            if uri.startswith("http"):
+                flushed += flush_stream(SeamarkClient(uri, token=token or None), name)
+    except (PySparkException, Py4JError, ClientError) as error:
+        _log.warning("a query may miss rows of stream tables that wait for a flush: %s", error)
+        return False
+    return flushed > 0
+
+
+def _is_stream(catalyst: Catalyst, table: Any) -> bool:
+    return catalyst.property_of(table, STREAM_ENABLED).lower() == "true"
 
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
@@ -215,7 +258,8 @@ class _Query:
             raise UnsupportedQuery("it reads data that the session has cached")
         plan = self._analyze_marked(insert_markers(self._text, references))
         scans = self._find_scans(references, plan)
-        if not any(scan.condition is not None or scan.joins for scan in scans.values()):
+        has_stream = any(self._tables[mark].is_stream for mark in scans)
+        if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
             raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
         return self._request_plans(references, scans)
 
@@ -331,7 +375,8 @@ class _Query:
         )
         columns = {column.name: column for column in spark_columns(schema["fields"])}
         name, number, ref = self._split_version(name, leaf.table())
-        return _Table(catalog_name, name, state, int(schema["schema-id"]), columns, number, ref)
+        is_stream = number is None and ref is None and _is_stream(self._catalyst, table)
+        return _Table(catalog_name, name, state, int(schema["schema-id"]), columns, number, ref, is_stream)
 
     def _split_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
         """Split a name such as `db.t.snapshot_id_1` into the table's name and the version.
@@ -373,11 +418,7 @@ class _Query:
             planned_scans = {
                 mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()
             }
-            states = {(scan.catalog, scan.schema, scan.table): self._tables[mark].state for mark, scan in own.items()}
-            catalog_dimensions = joining.find_dimensions(planned_scans, states)
-            catalog_plans, reason = self._request_catalog_plans(
-                catalog, list(planned_scans.values()), catalog_dimensions
-            )
+            catalog_dimensions, catalog_plans, reason = self._request_catalog_plans(catalog, planned_scans)
             marks |= {planned: mark for mark, planned in planned_scans.items()}
             plans |= catalog_plans
             dimensions |= catalog_dimensions
@@ -399,16 +440,28 @@ class _Query:
     def _request_catalog_plans(
         self,
         catalog: str,
-        own: list[joining.PlannedScan],
-        dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
-    ) -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
+        planned_scans: Mapping[int, joining.PlannedScan],
+    ) -> tuple[dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str]:
+        """Return the dimensions and the plans of the scans of a catalog, and the reason for the last missing plan."""
         uri, token = self._read_setting(catalog, "uri"), self._read_setting(catalog, "token") or None
 
-        async def ask() -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
+        streams = {self._tables[mark].name for mark in planned_scans if self._tables[mark].is_stream}
+
+        async def ask() -> tuple[
+            dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str
+        ]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
-                asking = PlanRequests(seamark, self._kept_max, until_s)
-                return await asking.plans(own, dimensions), asking.why
+                asking = PlanRequests(seamark, self._kept_max, until_s, streams=streams)
+                # Spark has loaded the last flush of a stream table; its plans are of the rows that wait, too.
+                current = await asking.all({name: seamark.columns(name) for name in streams})
+                states = {}
+                for mark, planned in planned_scans.items():
+                    state = current.get(planned.table) if planned.table in streams else self._tables[mark].state
+                    if state is not None:
+                        states[planned.scan.catalog, planned.scan.schema, planned.scan.table] = state
+                dimensions = joining.find_dimensions(planned_scans, states)
+                return dimensions, await asking.plans(list(planned_scans.values()), dimensions), asking.why
 
         return run_in_thread(ask())
 

@@ -57,6 +57,7 @@ _METADATA: dict[str, spark_types.DataType] = {FILE: spark_types.StringType(), PO
 _OPTIONS = frozenset(
     {
         *("uri", "table", "path", "token", "columns", "where", "limit", "bitmaps", "split-bytes", "push-filters"),
+        "after",
         *("snapshot-id", "branch", "tag", "as-of"),
         *("start-snapshot-id", "end-snapshot-id", "changes", "skip-changes"),
     }
@@ -79,6 +80,8 @@ class Options:
     end: int | None
     changes: bool
     skip_changes: bool
+    after: str
+    """Tokens of rows that the answer has to include."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
@@ -119,11 +122,18 @@ class Options:
             end=end,
             changes=with_changes,
             skip_changes=parse_flag(options, "skip-changes", False),
+            after=options.get("after", ""),
         )
 
     @property
     def incremental(self) -> bool:
         return self.changes or self.start is not None or self.end is not None
+
+    def reading_fresh_rows(self) -> Options:
+        """Return the options of a reader that includes the rows that wait for a flush, if none names a snapshot."""
+        if self.at != CURRENT or self.incremental:
+            return self
+        return replace(self, client=self.client.reading_fresh_rows(self.after))
 
     def open(self) -> OpenTable:
         return open_table(self.client, self.table, self.at, history=self.incremental)

@@ -51,7 +51,7 @@ class SeamarkSource(DataSource):
         return schema_of(options.open(), options)
 
     def reader(self, schema: spark_types.StructType) -> DataSourceReader:
-        options = Options.of(self.options)
+        options = Options.of(self.options).reading_fresh_rows()
         opened = options.open()
         reader_class = FilteringReader if options.push_filters else BatchReader
         return reader_class(options, opened, check_schema(schema, opened))

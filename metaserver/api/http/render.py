@@ -20,11 +20,10 @@ from aiohttp import web
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table, refs_view
-from seamark.formats.protocol.wire import encode_json
+from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.parameters.fresh import HEADER as FRESH_HEADER
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
 from seamark.metaserver.api.http.parameters.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -36,6 +35,7 @@ from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, PlanSnapshot
+from seamark.metaserver.streams.fresh_snapshots import log_current_snapshot
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
@@ -59,7 +59,7 @@ _REVISION = "2"
 
 Clients must not reuse answers of older revisions, which may contain properties that are left out now.
 """
-_VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}, {FRESH_HEADER}"
+_VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}, {FRESH_HEADER}, {AFTER_HEADER}"
 _SNAPSHOTS = b'"snapshots":['
 """The field with the snapshots in a metadata document.
 
@@ -151,17 +151,28 @@ async def table_answer(
 
 
 async def fresh_answer(
-    call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str, mode: SnapshotMode
+    call: Call,
+    loaded: LoadedTable,
+    namespace: NamespacePath,
+    name: str,
+    mode: SnapshotMode,
+    *,
+    shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
 
-    The answer is encoded for each request: the next answer probably has another snapshot.
+    `shown` are plan snapshots, as in `table_answer`. The answer is encoded for
+    each request: the next answer probably has another snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     config, credentials = access_config(call, entry.uuid, metadata, namespace, name)
     tail = _tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
+    shown = [plan for plan in shown if plan.shown_id not in metadata.snapshots_by_id]
+    if shown:
+        document = _add_snapshots(document, shown)
     head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'
     return _json(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 

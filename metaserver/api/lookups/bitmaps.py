@@ -42,6 +42,8 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import FRESH
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -197,6 +199,7 @@ class _AnswerFile:
     "selectRows",
     "Finds the rows that match a predicate in each file, by bitmap indexes",
     tags=("indexes",),
+    parameters=(FRESH,),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(
@@ -213,7 +216,8 @@ class _AnswerFile:
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     as_arrow = arrow.wants_arrow(call.headers)
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    # The pages of an answer have one snapshot, which only the body can name if it is a fresh one.
+    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
     if body.rows not in ("roaring", "positions"):

@@ -23,6 +23,8 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
@@ -195,6 +197,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     "explain",
     "Explains the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune",
     tags=("metadata",),
+    parameters=(FRESH, AFTER),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(200, "The plan, stage by stage", ExplainResponse),
@@ -203,7 +206,8 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     ),
 ).takes(ExplainRequest)
 async def explain(call: Call, body: ExplainRequest) -> web.Response:
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    is_named = body.ref is not None or body.as_of is not None
+    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=is_named)
     metadata = loaded.metadata
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")

@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.fresh_reads import find_fresh_snapshot, load_fresh
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.plans.scan_requests import FILE_COLUMN, PlanTableScan
 from seamark.metaserver.catalog.values import LoadedTable
@@ -45,19 +46,20 @@ class FreshPlan(NamedTuple):
     is_live: bool
 
 
-async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
+async def choose_snapshot(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
     """Return the table and the snapshot that a plan request with this body reads."""
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
-        # The catalog has loaded the table with the fresh snapshot as its current snapshot.
-        body = msgspec.structs.replace(body, snapshot_id=None)
+        # The catalog has loaded the fresh snapshot as the current one.
+        snapshot = find_fresh_snapshot(call, entry, body.snapshot_id)
+        return FreshPlan(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, False)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
         return FreshPlan(LoadedTable(entry, metadata), None, False)
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):
         await call.components.streams.flush(entry.uuid)
         return FreshPlan(LoadedTable(entry, metadata), None, False)
-    fresh = await call.components.streams.load_fresh(entry, metadata)
+    fresh = await load_fresh(call, entry, metadata)
     return FreshPlan(fresh.loaded, fresh.snapshot, True)
 
 

@@ -25,6 +25,7 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
@@ -182,7 +183,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     call.allow(namespace)
-    loaded = await call.components.catalog.tables.load(namespace, check_name(name, "table name"))
+    loaded = await load_to_read(call, namespace, check_name(name, "table name"), spec.snapshot_id)
     table_name = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None

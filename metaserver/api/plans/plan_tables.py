@@ -22,13 +22,15 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import PLANS_FOLDER
+from seamark.formats.protocol.wire import FRESH_HEADER, PLANS_FOLDER
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -43,6 +45,7 @@ from seamark.metaserver.planner.plan.reader_quirks import is_misleading, misread
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import StoredPlanTable
+from seamark.metaserver.streams.fresh_snapshots import is_fresh
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -163,7 +166,7 @@ everything on which the plan depends.
     "Creates a plan table: the files that a plan keeps, as a table that any engine can read by its name "
     "until its lease ends",
     tags=("metadata",),
-    parameters=(AUDIENCE,),
+    parameters=(AUDIENCE, FRESH, AFTER),
     body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(200, "The plan, and its name", PlanTableResponse),
@@ -172,7 +175,8 @@ everything on which the plan depends.
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    named = _read_named_snapshot(call, data)
+    loaded = await load_to_read(call, call.namespace, call.name, named.snapshot_id, is_named=named.ref is not None)
     await call.components.catalog.check_writable(loaded)
     audience = call.audience
     body, bound_scan = await _read_bound_request(call, data, loaded)
@@ -185,6 +189,20 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
+
+
+class _NamedSnapshot(msgspec.Struct, rename="kebab"):
+    """The snapshot that a request names."""
+
+    snapshot_id: int | None = None
+    ref: str | None = None
+
+
+def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
+    """Return the snapshot that a request for a fresh plan names; the whole body is decoded later."""
+    if FRESH_HEADER not in call.headers:
+        return _NamedSnapshot()
+    return parse_now(data, _NamedSnapshot)
 
 
 async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
@@ -240,6 +258,9 @@ class _NewPlanTable:
         self._bound_scan = bound_scan
         self._holder = holder
         self._lease_s = grant_lease_s(body.lease_s, call.components.settings)
+        if bound_scan.snapshot is not None and is_fresh(bound_scan.snapshot):
+            # The other half of the time, in which the fresh files exist, is for queries that run.
+            self._lease_s = min(self._lease_s, max(1, call.components.settings.stream_fresh_retention_s // 2))
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
     async def find_or_make(self) -> PlanTableResponse:
@@ -332,7 +353,7 @@ class _NewPlanTable:
         )
         if holder is not None:
             (planned,) = written.metadata.snapshots
-            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned)
+            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned, is_fresh=is_fresh(snapshot))
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
                 plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text

@@ -33,7 +33,7 @@ from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
-from seamark.metaserver.api.plans.fresh import FreshPlan, load_fresh, with_fresh
+from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
@@ -145,7 +145,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     header = call.headers.get
     stream: FreshPlan | None = None
     if entry.flushed:
-        stream = await load_fresh(call, entry, body, _dialect_of(call))
+        stream = await choose_snapshot(call, entry, body, _dialect_of(call))
         assert stream.loaded.entry is not None
         entry = stream.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the

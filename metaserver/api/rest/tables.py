@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,14 +10,12 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.snapshot import MAIN
-from seamark.formats.protocol.wire import is_plan_name, show
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable, TooLarge
+from seamark.formats.protocol.wire import AFTER_HEADER, is_plan_name, show
+from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.parameters.fresh import HEADER as FRESH_HEADER
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
@@ -34,13 +31,10 @@ from seamark.metaserver.api.http.render import (
     table_etag,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
-from seamark.metaserver.api.streams.dead_letters import parse_dead_letter_table
+from seamark.metaserver.api.rest.stream_commits import prepare_stream_table
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.store.model import EntryKind
-from seamark.metaserver.streams.keys import KEY
-from seamark.metaserver.streams.log_opening import LogElsewhere
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -95,11 +89,14 @@ async def load_table(call: Call) -> web.Response:
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     if entry.flushed and reads_fresh(call.headers):
-        fresh = await call.components.streams.load_fresh(entry)
+        fresh = await load_fresh(call, entry)
         if fresh.snapshot is not None:
-            return await fresh_answer(call, fresh.loaded, namespace, name, mode)
+            plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
+            return await fresh_answer(call, fresh.loaded, namespace, name, mode, shown=plans)
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
+    elif AFTER_HEADER in call.headers:
+        check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
@@ -122,103 +119,15 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    await _prepare_stream_table(call, body)
+    fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
 
     return await run_idempotent(
         call,
-        lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates),
+        lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates, fresh=fresh),
         lambda loaded: commit_answer(call, loaded, namespace, name),
         replayed=LoadedTable,
         recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
-
-
-async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
-    """Flush a stream table before a commit that removes rows.
-
-    Raises:
-        BadRequest: The commit has a snapshot from a catalog whose current snapshot may be a fresh snapshot.
-    """
-    snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
-    is_reset = any(_drops_history(update) for update in body.updates)
-    _check_dead_letter_table(call, body)
-    if not (snapshots or is_reset or any(_sets_key(update) for update in body.updates)):
-        return
-    if not call.components.streams.has_log:
-        return
-    entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
-    if entry is None or not entry.flushed:
-        return
-    metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    if is_reset:
-        with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
-            await call.components.streams.flush(entry.uuid)
-    elif any(_changes_key(update, metadata) for update in body.updates):
-        # An update may correct a key by which rows cannot be flushed. They then replace rows by the new key.
-        with suppress(LogElsewhere, BadRequest):
-            await call.components.streams.flush(entry.uuid)
-    if snapshots and reads_fresh(call.headers):
-        raise BadRequest(
-            f"{show(call.namespace, call.name)} is a stream table, and this catalog reads snapshots of it that only "
-            f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
-        )
-    for snapshot in snapshots:
-        if not isinstance(snapshot, dict):  # The commit refuses such an update.
-            continue
-        summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
-        if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
-            await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
-
-
-def _check_dead_letter_table(call: Call, body: _CommitTable) -> None:
-    """Check that the caller may append rows to a dead-letter table that the update sets.
-
-    Raises:
-        Forbidden: The caller may not.
-        BadRequest: The name of the table is invalid.
-    """
-    for update in body.updates:
-        properties = update.get("updates")
-        if update.get("action") == "set-properties" and isinstance(properties, dict):
-            place = parse_dead_letter_table(properties)
-            if place is not None:
-                call.components.authorizer.require(call.principal, "appendRows", place[0])
-
-
-def _sets_key(update: dict[str, Any]) -> bool:
-    """Return whether an update may change the key of a stream table."""
-    action = update.get("action")
-    names = {"set-properties": update.get("updates"), "remove-properties": update.get("removals")}.get(str(action))
-    return action == "add-schema" or (isinstance(names, dict | list) and KEY in names)
-
-
-def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
-    """Return whether an update may give a stream table another key.
-
-    Rows that wait are flushed before such an update: they replace rows by the key that they came with.
-    """
-    if update.get("action") != "add-schema":
-        return _sets_key(update)
-    schema = update.get("schema")
-    if not isinstance(schema, dict):  # which the commit refuses
-        return False
-    current = metadata.current_schema
-    if schema.get("identifier-field-ids", []) != list(current.identifier_field_ids):
-        return True
-    fields = schema.get("fields")
-    names = {field.get("id"): field.get("name") for field in fields} if isinstance(fields, list) else {}
-    key = metadata.properties.get(KEY, "").replace(" ", "").split(",")
-    return any(names.get(field.id) != field.name for field in current.fields if field.name in key)
-
-
-def _drops_history(update: dict[str, Any]) -> bool:
-    """Return whether waiting rows have to be flushed into a snapshot before an update.
-
-    A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
-    when they arrived, and that schema must not be removed before their flush.
-    """
-    action = update.get("action")
-    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

@@ -12,6 +12,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
+from seamark.metaserver.api.rest.stream_commits import check_not_based_on_fresh, prepare_stream_table
 from seamark.metaserver.catalog.values import TableChange
 
 
@@ -51,4 +52,12 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in body.table_changes
     ]
     call.allow(*dict.fromkeys(change.namespace for change in changes))
-    return await run_idempotent(call, lambda caller: call.components.engine_commits.commit_transaction(caller, changes))
+    fresh = None
+    if len(changes) == 1:  # DuckDB commits every statement as a transaction.
+        (only,) = changes
+        fresh = await prepare_stream_table(call, only.namespace, only.name, only.requirements, only.updates)
+    else:
+        for change in changes:
+            await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
+    commits = call.components.engine_commits
+    return await run_idempotent(call, lambda caller: commits.commit_transaction(caller, changes, fresh=fresh))

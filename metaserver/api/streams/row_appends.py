@@ -7,10 +7,11 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_name, show
+from seamark.formats.protocol.wire import AFTER_HEADER, check_name, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter, doc
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.parameters.fresh import encode_token
 from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, load_dead_letters, pack_letters
 from seamark.metaserver.catalog.values import LoadedTable
@@ -56,6 +57,13 @@ class AppendedRows(msgspec.Struct, frozen=True):
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
     positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
     rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
+    token: Annotated[
+        str,
+        doc(
+            f"A later read that sends it in the header {AFTER_HEADER} includes these rows. Empty for a request without "
+            "rows that fit."
+        ),
+    ]
 
 
 class RowTarget(NamedTuple):
@@ -140,19 +148,22 @@ async def append_prepared(
     if appends:
         key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
         acknowledged = await call.components.streams.append(appends, key)
-    return [
-        AppendedRows(
-            rows.row_count,
-            acknowledged.duplicate,
-            [
-                RowPosition(place.shard.number, place.offset, place.end)
-                for place in acknowledged.positions
-                if place.shard.stream == target.uuid
-            ],
-            len(rows.rejected),
-        )
-        for target, rows in prepared
+    return [_describe(call, target, rows, acknowledged) for target, rows in prepared]
+
+
+def _describe(call: Call, target: RowTarget, rows: PreparedRows, acknowledged: Acknowledgement) -> AppendedRows:
+    """Return the answer for one table of a request."""
+    positions = [
+        RowPosition(place.shard.number, place.offset, place.end)
+        for place in acknowledged.positions
+        if place.shard.stream == target.uuid
     ]
+    ends = {position.shard: position.end for position in positions}
+    table = call.components.streams.tables.get(target.uuid)
+    if rows.row_count and not ends and table is not None:
+        ends = dict(table.watermarks())  # The rows of an old duplicate are somewhere before these offsets.
+    token = encode_token(target.uuid, ends) if ends else ""
+    return AppendedRows(rows.row_count, acknowledged.duplicate, positions, len(rows.rejected), token)
 
 
 def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:

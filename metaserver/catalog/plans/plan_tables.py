@@ -111,18 +111,22 @@ def snapshot_id_of_plan(plan_id: str) -> int:
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
-def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
+def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot, *, is_fresh: bool = False) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
     `planned` has the plan's manifest list and the original id. The schema is the schema of the filter, because a
     later schema may use its names for other columns. The parent is the original snapshot, where engines find
     statistics. The timestamp is just before the timestamp of the original, so that an engine that searches for the
     newest snapshot selects the original.
+
+    The metadata that engines load may lack a fresh snapshot. So the parent of its plan is the last snapshot that the
+    table has, and the sequence number is not above that of the table, which Iceberg's Java library checks.
     """
     return msgspec.structs.replace(
         planned,
         snapshot_id=snapshot_id_of_plan(plan_id),
-        parent_snapshot_id=planned.snapshot_id,
+        parent_snapshot_id=planned.parent_snapshot_id if is_fresh else planned.snapshot_id,
+        sequence_number=planned.sequence_number - 1 if is_fresh else planned.sequence_number,
         timestamp_ms=planned.timestamp_ms - 1,
         schema_id=metadata.current_schema_id,
     )

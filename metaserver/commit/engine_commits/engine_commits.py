@@ -23,6 +23,7 @@ from seamark.formats.iceberg.metadata.requirements import (
     check_requirements,
     read_requirements,
 )
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.metadata.updates import AddSnapshot, AssignUuid, Update, apply_updates
 from seamark.formats.protocol.wire import check_changeable, check_name, check_new_name, show
 from seamark.formats.runtime.errors import (
@@ -76,6 +77,8 @@ class _Commit(msgspec.Struct, frozen=True):
     requested_ms: int
     fingerprint: str | None
     manifests: CommitManifests
+    fresh: Snapshot | None
+    """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
 
 
 class AlreadyCommitted(Exception):
@@ -109,24 +112,35 @@ class EngineCommits:
         name: str,
         requirements: list[dict[str, Any]],
         updates: list[dict[str, Any]],
+        *,
+        fresh: Snapshot | None = None,
     ) -> LoadedTable:
-        """Commit updates of one table. The route has already checked the name of the table.
+        """Commit updates of one table, whose name the route has checked, as `commit`.
 
-        The errors are those of `commit`.
+        Args:
+            caller: The principal that commits.
+            namespace: The namespace of the table.
+            name: The name of the table.
+            requirements: The requirements of the commit.
+            updates: The updates.
+            fresh: The fresh snapshot of a stream on which the added snapshot is based. An append is moved onto the head
+                without the files of the stream. Any other commit is refused.
         """
         change = TableChange(namespace, name, requirements, updates)
-        return (await self.commit(caller, [change], is_single=True))[0]
+        return (await self.commit(caller, [change], is_single=True, fresh=fresh))[0]
 
-    async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
-        """Commit updates of several tables. All pointers change in one transaction of the store.
+    async def commit_transaction(
+        self, caller: Caller, changes: Sequence[TableChange], *, fresh: Snapshot | None = None
+    ) -> None:
+        """Commit updates of several tables, as `commit`.
 
-        The errors are those of `commit`.
+        All pointers move in one transaction of the store. `fresh` belongs to the only table, see `commit_table`.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
-        await self.commit(caller, changes, is_single=False)
+        await self.commit(caller, changes, is_single=False, fresh=fresh)
 
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
@@ -147,13 +161,16 @@ class EngineCommits:
                 return loaded
         raise pointer_moved(namespace, name)
 
-    async def commit(self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool) -> list[LoadedTable]:
-        """Commit all changes, or none of them.
+    async def commit(
+        self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh: Snapshot | None = None
+    ) -> list[LoadedTable]:
+        """Commit all changes or none.
 
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the response is the table. If not, the response is 204 without a body.
+            is_single: Whether the idempotent answer is that of the table, not an empty 204.
+            fresh: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -174,7 +191,7 @@ class EngineCommits:
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
-        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
+        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh)
         waiting = [each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)]
         if not waiting or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
@@ -277,6 +294,11 @@ class EngineCommits:
         rebased: RevisedUpdates | None = None
         updates = table.updates
         try:
+            if commit.fresh is not None:
+                raise CommitConflict(
+                    "The snapshot is based on rows of a stream that are in no snapshot, and it cannot be moved onto "
+                    "the table's current snapshot; load the table again"
+                )
             metadata = await self._apply(commit, base, updates, table.requirements)
         except CommitConflict:
             if entry is not None and base is not None:
@@ -375,7 +397,16 @@ class EngineCommits:
         await self._raise_if_committed(commit)
         folder = check_metadata_folder(self._context, base.location, base.properties)
         uuid, is_single = uuid_of(entry, base), commit.is_single
-        return await rebase(self._context, commit.manifests, uuid, folder, base, snapshot_commit, is_single=is_single)
+        return await rebase(
+            self._context,
+            commit.manifests,
+            uuid,
+            folder,
+            base,
+            snapshot_commit,
+            is_single=is_single,
+            fresh=commit.fresh,
+        )
 
     async def _raise_if_committed(self, commit: _Commit) -> None:
         """Check whether the same commit was applied before, and its response was lost.

@@ -45,7 +45,7 @@ from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.requirements import AssertRefSnapshotId, Requirement, check_requirements
-from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotInput, SnapshotRef
 from seamark.formats.iceberg.metadata.updates import AddSnapshot, SetSnapshotRef, Update
 from seamark.formats.runtime.errors import CommitConflict, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
@@ -150,6 +150,7 @@ async def rebase(
     commit: SnapshotCommit,
     *,
     is_single: bool,
+    fresh: Snapshot | None = None,
 ) -> RevisedUpdates | None:
     """Move a snapshot onto the head of its branch.
 
@@ -161,12 +162,16 @@ async def rebase(
         base: The table's current metadata.
         commit: The snapshot, which is based on an older head.
         is_single: Whether the request commits only one table.
+        fresh: The fresh snapshot of a stream on which the snapshot is based; None if its parent is of the table.
 
     Returns:
         The updates with the moved snapshot, or None if the snapshot cannot be rebased.
     """
     try:
-        work = _Rebase(context, manifests, uuid, folder, base, commit)
+        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh)
+        if fresh is not None:
+            # An append conflicts with nothing. The files of the stream are in its parent, so they are not added.
+            return await work.move_onto_head() if commit.is_append and commit.branch == MAIN else None
         overtaking = work.list_overtaking()
         is_enabled = is_single and can_rebase_appends(base)
         only_replaced = overtaking is not None and all(map(is_replace, overtaking))
@@ -234,6 +239,7 @@ class _Rebase:
         folder: str,
         base: TableMetadata,
         commit: SnapshotCommit,
+        fresh: Snapshot | None,
     ) -> None:
         """Check the form of the snapshot and of the branch.
 
@@ -251,7 +257,7 @@ class _Rebase:
             raise CannotRebase("the table has a snapshot with this id")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase("the schema of the snapshot does not exist")
-        self._base, self._commit = base, commit
+        self._base, self._commit, self._fresh = base, commit, fresh
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -376,8 +382,8 @@ class _Rebase:
 
     async def _read_lists(self) -> _Lists:
         snapshot = self._commit.snapshot
-        parent: Snapshot | None = None
-        if snapshot.parent_snapshot_id is not None:
+        parent = self._fresh
+        if parent is None and snapshot.parent_snapshot_id is not None:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:
                 raise CannotRebase("the parent of the client's snapshot has expired")

@@ -1,17 +1,36 @@
-"""`X-Seamark-Fresh`: the header with which an engine's catalog reads fresh snapshots of stream tables.
+"""The headers with which a client reads rows of stream tables that no commit has added yet.
 
-With `true`, loadTable answers with a current snapshot that includes the rows of the stream that no commit has added
-yet. The header is for engines that plan on the client. An engine's catalog with the header cannot commit snapshots to
-stream tables, because their parent would be a snapshot that the table does not have.
+`X-Seamark-Fresh: true`: loadTable answers with a current snapshot that includes these rows, and the routes that read a
+table read it at such a snapshot. The header is for engines that plan by themselves, and for Seamark's own readers.
+
+`X-Seamark-After`: tokens of rows that the client has written. The answer includes at least these rows, or the server
+refuses the request. A token is `UUID/SHARD:END,SHARD:END…`, where END is the offset after the last row.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.describe import Parameter
 
-HEADER = "X-Seamark-Fresh"
+FRESH = Parameter(
+    FRESH_HEADER,
+    "header",
+    "Whether the request reads rows of stream tables that wait for a flush.",
+    {"type": "string", "enum": ["true", "false"]},
+)
+AFTER = Parameter(
+    AFTER_HEADER,
+    "header",
+    "Tokens of appended rows, separated by spaces. The answer includes at least these rows; if this server does not "
+    "have them yet, the answer is 503 with Retry-After. Tokens of other tables are ignored.",
+    {"type": "string"},
+)
+_TOKENS_CHARACTERS_MAX = 8192
+_TOKEN = re.compile(r"([0-9A-Fa-f-]{36})/((?:[0-9]{1,9}:[0-9]{1,18})(?:,[0-9]{1,9}:[0-9]{1,18})*)", re.ASCII)
 
 
 def reads_fresh(headers: Mapping[str, str]) -> bool:
@@ -20,7 +39,41 @@ def reads_fresh(headers: Mapping[str, str]) -> bool:
     Raises:
         BadRequest: The header has a value other than true and false.
     """
-    value = headers.get(HEADER, "false").lower()
+    value = headers.get(FRESH_HEADER, "false").lower()
     if value not in ("true", "false"):
-        raise BadRequest(f"The header {HEADER} is {value[:40]!r}; it must be true or false")
+        raise BadRequest(f"The header {FRESH_HEADER} is {value[:40]!r}; it must be true or false")
     return value == "true"
+
+
+def encode_token(uuid: str, ends: Mapping[int, int]) -> str:
+    """Return the token of rows of a table, from the offset after the last row of each shard."""
+    return f"{uuid}/{','.join(f'{shard}:{end}' for shard, end in sorted(ends.items()))}"
+
+
+def required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, int]:
+    """Return the offsets of a table that an answer has to reach, by shard; empty without tokens of the table.
+
+    Raises:
+        BadRequest: The header has something other than tokens.
+    """
+    text = headers.get(AFTER_HEADER, "")
+    if not text:
+        return {}
+    if len(text) > _TOKENS_CHARACTERS_MAX:
+        raise BadRequest(
+            f"The header {AFTER_HEADER} has {len(text):,} characters; the limit is {_TOKENS_CHARACTERS_MAX:,}"
+        )
+    offsets: dict[int, int] = {}
+    for token in text.split():
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise BadRequest(
+                f"The header {AFTER_HEADER} has {token[:80]!r}, which is not a token; send tokens as the answers to "
+                "appended rows have them, separated by spaces"
+            )
+        if match[1].lower() != uuid.lower():
+            continue
+        for pair in match[2].split(","):
+            shard, end = map(int, pair.split(":"))
+            offsets[shard] = max(end, offsets.get(shard, 0))
+    return offsets

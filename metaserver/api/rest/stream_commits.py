@@ -1,0 +1,183 @@
+"""Commits of engines to stream tables: what happens to rows that wait for a flush.
+
+A commit that removes rows flushes the stream first, so that it conflicts with rows that it has not read. A catalog with
+`X-Seamark-Fresh` may base a snapshot on a fresh snapshot. An append is then moved onto the table's current snapshot. A
+snapshot that removes rows may remove rows of fresh files, which the table does not have, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.formats.protocol.wire import FRESH_HEADER, show
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.parameters.fresh import reads_fresh
+from seamark.metaserver.api.streams.dead_letters import parse_dead_letter_table
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.log_opening import LogElsewhere
+
+
+async def prepare_stream_table(
+    call: Call,
+    namespace: NamespacePath,
+    name: str,
+    requirements: Sequence[dict[str, Any]],
+    updates: Sequence[dict[str, Any]],
+) -> Snapshot | None:
+    """Flush a stream table before a commit that removes rows or changes its key.
+
+    A commit on a fresh snapshot that has expired is not refused here: it may be the repetition of a commit that
+    succeeded. Its requirement fails otherwise, and the engine loads the table again.
+
+    Returns:
+        The fresh snapshot on which the only snapshot of the commit is based; None for every other commit.
+
+    Raises:
+        Forbidden: The commit sets a dead-letter table to which the caller may not append rows.
+        BadRequest: The commit is based on a fresh snapshot, and is not one append. Or it may be, and has no requirement
+            that would fail.
+    """
+    snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
+    is_reset = any(_drops_history(update) for update in updates)
+    _check_dead_letter_table(call, updates)
+    if not (snapshots or is_reset or any(map(_sets_key, updates))) or not call.components.streams.has_log:
+        return None
+    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    if entry is None or not entry.flushed:
+        return None
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if is_reset:
+        with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
+            await call.components.streams.flush(entry.uuid)
+    elif any(_changes_key(update, metadata) for update in updates):
+        # An update may correct a key by which rows cannot be flushed. They then replace rows by the new key.
+        with suppress(LogElsewhere, BadRequest):
+            await call.components.streams.flush(entry.uuid)
+    fresh = None
+    for snapshot in snapshots:
+        if not isinstance(snapshot, dict):  # which the commit refuses
+            continue
+        fresh = _find_fresh_parent(call, entry, snapshot)
+        if fresh is None and reads_fresh(call.headers):
+            await _check_asserts_parent(call, entry, snapshot, requirements)
+        if fresh is not None and (len(snapshots) > 1 or is_reset or _operation_of(snapshot) != "append"):
+            with suppress(LogElsewhere):
+                await call.components.streams.flush(entry.uuid)
+            raise BadRequest(
+                f"{show(namespace, name)} is a stream table, and the statement has read rows that waited for a flush. "
+                "Through this catalog, only appends can be committed then. The rows are flushed now: run the statement "
+                f"again, or run it through a catalog without the header {FRESH_HEADER}"
+            )
+        if fresh is None and _operation_of(snapshot) in ("delete", "overwrite"):
+            parent_id = snapshot.get("parent-snapshot-id")
+            await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
+    return fresh
+
+
+async def check_not_based_on_fresh(
+    call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
+) -> None:
+    """Check that no snapshot of a transaction is based on a fresh snapshot.
+
+    Raises:
+        BadRequest: A snapshot is.
+    """
+    snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
+    if not snapshots or not call.components.streams.has_log:
+        return
+    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    if entry is None or not entry.flushed:
+        return
+    for snapshot in snapshots:
+        if isinstance(snapshot, dict) and _find_fresh_parent(call, entry, snapshot) is not None:
+            raise BadRequest(
+                f"{show(namespace, name)} is a stream table, and the transaction has read rows that waited for a "
+                f"flush; commit it through a catalog without the header {FRESH_HEADER}"
+            )
+
+
+def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
+    """Return the fresh snapshot on which a new snapshot is based; None if there is none."""
+    parent_id = snapshot.get("parent-snapshot-id")
+    return call.components.streams.snapshots.find(entry.uuid, parent_id) if isinstance(parent_id, int) else None
+
+
+async def _check_asserts_parent(
+    call: Call, entry: Entry, snapshot: dict[str, Any], requirements: Sequence[dict[str, Any]]
+) -> None:
+    """Check that a commit on a snapshot that the table does not have will fail by its requirements.
+
+    Raises:
+        BadRequest: The commit has no requirement on the branch.
+    """
+    parent_id = snapshot.get("parent-snapshot-id")
+    if parent_id is None or any(each.get("type") == "assert-ref-snapshot-id" for each in requirements):
+        return
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is None:
+        raise BadRequest(
+            f"The commit is based on snapshot {str(parent_id)[:40]}, which the table does not have, and it has no "
+            "requirement assert-ref-snapshot-id; load the table again"
+        )
+
+
+def _operation_of(snapshot: dict[str, Any]) -> object:
+    summary = snapshot.get("summary")
+    return summary.get("operation") if isinstance(summary, dict) else None
+
+
+def _check_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> None:
+    """Check that the caller may append rows to a dead-letter table that the update sets.
+
+    Raises:
+        Forbidden: The caller may not.
+        BadRequest: The name of the table is invalid.
+    """
+    for update in updates:
+        properties = update.get("updates")
+        if update.get("action") == "set-properties" and isinstance(properties, dict):
+            place = parse_dead_letter_table(properties)
+            if place is not None:
+                call.components.authorizer.require(call.principal, "appendRows", place[0])
+
+
+def _sets_key(update: dict[str, Any]) -> bool:
+    """Return whether an update may change the key of a stream table."""
+    action = update.get("action")
+    names = {"set-properties": update.get("updates"), "remove-properties": update.get("removals")}.get(str(action))
+    return action == "add-schema" or (isinstance(names, dict | list) and KEY in names)
+
+
+def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
+    """Return whether an update may give a stream table another key.
+
+    Rows that wait are flushed before such an update: they replace rows by the key that they came with.
+    """
+    if update.get("action") != "add-schema":
+        return _sets_key(update)
+    schema = update.get("schema")
+    if not isinstance(schema, dict):  # which the commit refuses
+        return False
+    current = metadata.current_schema
+    if schema.get("identifier-field-ids", []) != list(current.identifier_field_ids):
+        return True
+    fields = schema.get("fields")
+    names = {field.get("id"): field.get("name") for field in fields} if isinstance(fields, list) else {}
+    key = metadata.properties.get(KEY, "").replace(" ", "").split(",")
+    return any(names.get(field.id) != field.name for field in current.fields if field.name in key)
+
+
+def _drops_history(update: dict[str, Any]) -> bool:
+    """Return whether waiting rows have to be flushed into a snapshot before an update.
+
+    A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
+    when they arrived, and that schema must not be removed before their flush.
+    """
+    action = update.get("action")
+    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)

@@ -1,0 +1,146 @@
+"""The fresh snapshots of a server: stores their manifests, and finds them by id.
+
+A client opens a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
+same rows. A request may name a fresh snapshot for some minutes after the server has last given it as the current one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.streams.fresh_snapshots import run_encoding, without_files
+from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
+
+_NAMED_S_MAX = 600.0
+"""The time for which requests may name a fresh snapshot after its last use as the current one."""
+_SNAPSHOTS_MAX = 20_000
+"""The maximum number of snapshots of all tables. The oldest can no longer be named beyond it."""
+
+
+class _NamedSnapshot:
+    """A fresh snapshot that requests may name.
+
+    Attributes:
+        key: The table, its metadata file and the fresh files from which the snapshot was made.
+        made_s: When it was made.
+        used_s: When it was last the current snapshot of an answer. Its files were not given up before.
+    """
+
+    __slots__ = ("key", "made_s", "snapshot", "used_s")
+
+    def __init__(self, key: tuple[object, ...], snapshot: Snapshot, now_s: float) -> None:
+        self.key = key
+        self.snapshot = snapshot
+        self.made_s = self.used_s = now_s
+
+
+class NamedSnapshots:
+    """The fresh snapshots of all tables. Belongs to one event loop.
+
+    Attributes:
+        named_s: The time for which requests may name a fresh snapshot after its last use as the current one.
+    """
+
+    def __init__(self, objects: ObjectStore, manifests: Manifests, clock: Clock, *, retention_s: float) -> None:
+        """Create an empty collection.
+
+        Args:
+            objects: The storage.
+            manifests: Reads the manifest lists of tables.
+            clock: The clock.
+            retention_s: How long files stay after the last plan that may name them.
+        """
+        self._objects = objects
+        self._manifests = manifests
+        self._clock = clock
+        self._retention_s = retention_s
+        self.named_s = min(_NAMED_S_MAX, retention_s)
+        self._last: dict[str, _NamedSnapshot] = {}
+        """The newest snapshot of each table, by the UUID of the table."""
+        self._by_id: dict[tuple[str, int], _NamedSnapshot] = {}
+        """All snapshots by the UUID of the table and the id, the oldest first."""
+        self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+
+    def find(self, uuid: str, snapshot_id: int) -> Snapshot | None:
+        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named."""
+        named = self._by_id.get((uuid, snapshot_id))
+        if named is None or self._clock.monotonic() - named.used_s > self.named_s:
+            return None
+        return named.snapshot
+
+    async def make(
+        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, folder: str
+    ) -> Snapshot:
+        """Return the snapshot of a pointer with fresh files. Its manifests are in the storage on return.
+
+        Args:
+            table: The open table, which deletes the manifests when no query can need them.
+            entry: The pointer.
+            metadata: The metadata of the pointer.
+            fresh: The fresh files.
+            folder: The location of the folder for the manifests.
+        """
+        ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh.parts)
+        locations = tuple(file.location for part in fresh.parts for file in part.files)
+        key = (entry.uuid, entry.metadata_location, ranges, locations)
+        now_s, last = self._clock.monotonic(), self._last.get(entry.uuid)
+        if last is not None and last.key == key and now_s - last.made_s < self._retention_s:
+            last.used_s = now_s
+            return last.snapshot
+        return await self._encoding.run(key, lambda: self._encode(table, entry, metadata, fresh, folder, key))
+
+    async def _encode(
+        self,
+        table: StreamTable,
+        entry: Entry,
+        metadata: TableMetadata,
+        fresh: FreshRows,
+        folder: str,
+        key: tuple[object, ...],
+    ) -> Snapshot:
+        listed: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
+        files = [file for part in fresh.parts for file in part.files]
+        keyed = [part.keyed for part in fresh.parts if part.keyed is not None]
+        locations: list[str] = []
+        deletes: list[bytes] = []
+        try:
+            if keyed:
+                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
+                locations += [location for location, _ in stored.files]
+                deletes = stored.content_files
+                writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
+                try:
+                    listed = await without_files(stored.removed, listed, metadata, writer, self._manifests)
+                finally:
+                    locations += writer.written
+            encoded = await run_encoding(metadata, listed, files, folder, self._clock, deletes)
+            locations += [location for location, _ in encoded.files]
+            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
+        finally:
+            # The snapshot may be the current one for as long as a query may run after its plan.
+            table.give_up_files(locations, extra_s=self._retention_s)
+        self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
+        return encoded.snapshot
+
+    def _add(self, uuid: str, named: _NamedSnapshot) -> None:
+        self._last[uuid] = named
+        self._by_id[uuid, named.snapshot.snapshot_id] = named
+        while True:
+            oldest_id, oldest = next(iter(self._by_id.items()))
+            if len(self._by_id) <= _SNAPSHOTS_MAX and named.made_s - oldest.used_s <= self.named_s:
+                return
+            del self._by_id[oldest_id]
+
+    def forget(self, uuid: str) -> None:
+        """Forget the newest snapshot of a table that is closed. Requests may still name it."""
+        self._last.pop(uuid, None)

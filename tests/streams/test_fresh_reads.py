@@ -1,0 +1,294 @@
+"""Seamark's own readers return every acknowledged row of a stream table once, before and after its flush."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError
+
+import seamark
+import seamark.duckdb
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, Unavailable
+from seamark.connector.client.values import At
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.sql.session import SqlSession
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from tests.seeds import examples, first_seed
+from tests.streams.test_rows_over_http import Stream, create, streaming
+
+TABLE = ("db", "t")
+FRESH = {"header.X-Seamark-Fresh": "true"}
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    """Serve a table with one flushed row and two rows that wait."""
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1, "name": "a"})
+        await stream.flush()
+        await stream.post({"id": 2, "name": "b"}, {"id": 3, "name": "a"})
+        yield stream
+
+
+def scan_ids(url: str, **options: Any) -> list[int]:
+    rows = seamark.scan(SeamarkClient(url), TABLE, ["id"], **options).to_arrow()
+    return sorted(rows.column("id").to_pylist())
+
+
+def sql_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with SqlSession(url) as session:
+        rows = session.sql(statement).to_arrow()
+    return sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+    con = seamark.duckdb.connect(url)
+    try:
+        relation = seamark.duckdb.sql(con, statement)
+        return [] if relation is None else sorted(relation.fetchall())  # an INSERT has no relation
+    finally:
+        con.close()
+
+
+def client_planned_ids(url: str) -> list[int]:
+    """Return the ids that a catalog with the header reads, which plans its scans itself."""
+    with RestCatalog("fresh", uri=url, **FRESH) as catalog:
+        return sorted(catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist())
+
+
+async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> None:
+    url = stream.server.url
+    joined = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
+
+    def read() -> None:
+        assert scan_ids(url) == [1, 2, 3]
+        assert scan_ids(url, where="name = 'b'") == [2]
+        assert sql_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
+        assert sql_rows(url, joined) == [(1,), (3,)]
+        assert duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
+        assert duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
+        assert duckdb_rows(url, joined.replace("db.t", "sea.db.t")) == [(1,), (3,)]
+        client = SeamarkClient(url).reading_fresh_rows()
+        assert client.explain(TABLE, "id > 1").records == 2
+        name = client.plan_table(TABLE, "id >= 0").name
+        assert name is not None
+        opened = open_table(client, ("db", name), At())
+        assert sum(task.records for task in plan(client, opened)) == 3
+
+    await asyncio.to_thread(read)
+    await stream.flush()
+    await asyncio.to_thread(read)
+
+
+async def test_a_named_snapshot_branch_or_time_has_no_waiting_rows(stream: Stream) -> None:
+    url = stream.server.url
+
+    def read() -> None:
+        snapshot = open_table(SeamarkClient(url), TABLE, At()).history[0]
+        for at in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
+            assert scan_ids(url, at=at) == [1]
+        for version in (str(snapshot.snapshot_id), "'main'"):
+            assert sql_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
+        client = SeamarkClient(url).reading_fresh_rows()
+        assert client.explain(TABLE, at=At(ref="main")).files == 1
+        assert client.plan_table(TABLE, at=At(ref="main")).files == 1
+
+    await asyncio.to_thread(read)
+
+
+async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
+    client = SeamarkClient(stream.server.url).reading_fresh_rows()
+
+    def planned_rows(opened: Any) -> int:
+        return sum(task.records for task in plan(client, opened))
+
+    opened = await asyncio.to_thread(open_table, client, TABLE, At())
+    assert await asyncio.to_thread(planned_rows, opened) == 3
+    await stream.post({"id": 4, "name": "b"})
+    await stream.flush()
+    await stream.post({"id": 5, "name": "b"})
+    assert await asyncio.to_thread(planned_rows, opened) == 3
+    assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened.snapshot_id)) is not None
+    assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
+    (named,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
+    named.used_s -= 10_000
+    with pytest.raises(BadRequest, match="it has expired; load the table again"):
+        await asyncio.to_thread(planned_rows, opened)
+
+
+async def test_changes_see_rows_that_were_acknowledged_before_them(stream: Stream) -> None:
+    url = stream.server.url
+    assert await asyncio.to_thread(sql_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
+    await stream.post({"id": 4, "name": "b"})
+    assert await asyncio.to_thread(sql_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
+    await stream.post({"id": 5, "name": "b"})
+    inserted = "INSERT INTO db.t SELECT id + 10, name, day FROM db.t WHERE id = 5"
+    assert await asyncio.to_thread(sql_rows, url, inserted) == [(1,)]
+    rows = pa.table({"id": pa.array([5], pa.int64()), "name": ["upserted"]})
+    await stream.post({"id": 6, "name": "c"})
+    report = await asyncio.to_thread(lambda: seamark.upsert(SeamarkClient(url), TABLE, rows, keys=["id"]))
+    assert (report.updated, report.inserted) == (1, 0)
+    expected = [(1, "a"), (3, "z"), (5, "upserted"), (6, "c"), (15, "b")]
+    assert await asyncio.to_thread(sql_rows, url, "SELECT id, name FROM db.t") == expected
+
+
+async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: Stream) -> None:
+    url = stream.server.url
+
+    def append(number: int) -> None:
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+        with RestCatalog("fresh", uri=url, **FRESH) as catalog:
+            table = catalog.load_table("db.t")
+            assert len(table.scan().to_arrow()) >= 3
+            table.append(pa.table({"id": [number], "name": ["p"]}, schema=schema))
+
+    await asyncio.to_thread(append, 10)
+    assert await stream.ids() == [1, 2, 3, 10]
+    status, metadata = await stream.server.get("/v1/namespaces/db/tables/t")
+    assert (status, metadata["metadata"]["snapshots"][-1]["summary"]["total-records"]) == (200, "2")
+    await stream.flush()
+    await stream.post({"id": 4})
+    await asyncio.to_thread(append, 11)
+    assert await stream.ids() == [1, 2, 3, 4, 10, 11]
+    await asyncio.to_thread(duckdb_rows, url, "INSERT INTO sea.db.t VALUES (12, 'd', NULL)")
+    assert await asyncio.to_thread(client_planned_ids, url) == [1, 2, 3, 4, 10, 11, 12]
+    await stream.flush()
+    assert await stream.ids() == [1, 2, 3, 4, 10, 11, 12]
+
+
+async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_succeeds_when_repeated(
+    stream: Stream,
+) -> None:
+    def delete() -> None:
+        with RestCatalog("fresh", uri=stream.server.url, **FRESH) as catalog:
+            catalog.load_table("db.t").delete("name = 'a'")
+
+    with pytest.raises(BadRequestError, match="run the statement again"):
+        await asyncio.to_thread(delete)
+    assert await stream.ids() == [1, 2, 3]
+    await asyncio.to_thread(delete)
+    assert await stream.ids() == [2]
+
+
+async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: Stream) -> None:
+    url, plan_path = stream.server.url, f"{stream.server.url}/v1/namespaces/db/tables/t/plan"
+
+    def write() -> str:
+        with seamark.stream_writer(SeamarkClient(url), TABLE) as writer:
+            assert writer.token() == ""
+            writer.write({"id": 4})
+            return writer.token()
+
+    async def planned(token: str) -> tuple[int, str]:
+        async with stream.server.http.post(plan_path, json={}, headers={"X-Seamark-After": token}) as answer:
+            return answer.status, answer.headers.get("Retry-After", "")
+
+    token = await asyncio.to_thread(write)
+    assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2, 3, 4]
+    assert await planned(token) == (200, "")
+    uuid = token.partition("/")[0]
+    late = f"{uuid}/0:99"
+    assert await planned(late) == (503, "1")
+    assert await planned(f"00000000-0000-0000-0000-000000000000/0:99 {token}") == (200, "")
+    assert (await planned("yesterday"))[0] == 400
+    with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
+        await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late))
+    path = "/v1/namespaces/db/tables/t"
+    assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 503
+    await stream.flush()
+    assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 200
+    first = await stream.post({"id": 5}, query="?producer=p&sequence=0")
+    again = await stream.post({"id": 5}, query="?producer=p&sequence=0")
+    assert first["token"] == again["token"] == f"{uuid}/0:5"
+
+
+READERS: dict[str, Callable[[str], list[int]]] = {
+    "scan": scan_ids,
+    "sql": lambda url: [number for (number,) in sql_rows(url, "SELECT id FROM db.t")],
+    "sql with a join": lambda url: [
+        number for (number,) in sql_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
+    ],
+    "duckdb": lambda url: [number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t")],
+    "duckdb with plans": lambda url: [
+        number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t WHERE id >= 0 AND name IN ('a', 'b')")
+    ],
+    "a client that plans": client_planned_ids,
+}
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged=1)))
+async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
+    rng, number = random.Random(seed), 0
+    flushed, waiting, states = set[int](), set[int](), dict[int, set[int]]()
+
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={"format-version": rng.choice(["2", "3"])})
+        url, client = stream.server.url, SeamarkClient(stream.server.url)
+
+        def rows_of(numbers: list[int]) -> list[dict[str, Any]]:
+            return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
+
+        def change(action: str) -> None:
+            nonlocal flushed, waiting
+            if action == "append":
+                table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
+                seamark.append(client, TABLE, table)
+                flushed |= set(numbers)
+            elif action == "delete":
+                seamark.delete(client, TABLE, where=f"id < {numbers[0] - 20}")
+                flushed = {each for each in flushed | waiting if each >= numbers[0] - 20}
+                waiting = set()
+            elif action == "update":
+                sql_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
+                flushed, waiting = flushed | waiting, set()
+            elif action == "compact":
+                compact(client, TABLE, policy=CompactionPolicy(1 << 20, 2, 1 << 20))
+            elif action == "insert":
+                sql_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
+                flushed |= {numbers[0]} if flushed | waiting else set()
+            elif action == "rollback" and states:
+                head = rng.choice(sorted(states))
+                update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
+                client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]})
+                flushed = set(states[head])
+
+        for _ in range(14):
+            action = rng.choice(
+                ["post", "post", "flush", "append", "delete", "update", "compact", "insert", "rollback"]
+            )
+            numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
+            number = numbers[-1]
+            if action == "post" or not (flushed or waiting):
+                await stream.post(*rows_of(numbers))
+                waiting |= set(numbers)
+                if not flushed:
+                    await stream.flush()
+                    flushed, waiting = waiting, set()
+            elif action == "flush":
+                if stream.server.components.streams.tables:
+                    await stream.flush()
+                flushed, waiting = flushed | waiting, set()
+            else:
+                await asyncio.to_thread(change, action)
+            opened = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened.snapshot_id is not None:
+                states.setdefault(opened.snapshot_id, set(flushed))
+                assert states[opened.snapshot_id] == flushed, action
+            for name in rng.sample(sorted(READERS), 2):
+                read = asyncio.create_task(asyncio.to_thread(READERS[name], url))
+                if rng.random() < 0.3 and stream.server.components.streams.tables:
+                    await stream.flush()  # while the reader runs
+                    flushed, waiting = flushed | waiting, set()
+                assert await read == sorted(flushed | waiting), (action, name)
+            opened = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened.snapshot_id is not None:
+                states.setdefault(opened.snapshot_id, set(flushed))
