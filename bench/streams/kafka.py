@@ -28,7 +28,7 @@ from seamark.metaserver.log.port import Batch, Shard
 from tests.services.kafka import Kafka, kafka_broker
 
 RAW = "confluent-kafka"
-ROWS = (1, 10, 1000)
+ROWS = (1, 10, 500)
 ROW_BYTES = (100, 1000)
 WRITERS = (1, 64, 512)
 SECONDS, QUICK_SECONDS = 3.0, 0.2
