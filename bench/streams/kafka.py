@@ -28,7 +28,7 @@ from seamark.metaserver.log.port import Batch, Shard
 from tests.services.kafka import Kafka, kafka_broker
 
 RAW = "confluent-kafka"
-ROWS = (1, 10, 1000)
+ROWS = (1, 10, 500)
 ROW_BYTES = (100, 1000)
 WRITERS = (1, 64, 512)
 SECONDS, QUICK_SECONDS = 3.0, 0.2
@@ -101,15 +101,19 @@ async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, se
     polling.start()
     latencies: list[float] = []
 
+    async def produce(partition: int) -> None:
+        answer: asyncio.Future[None] = loop.create_future()
+        producer.produce(topic, value, partition=partition, on_delivery=partial(_end, loop, answer))
+        await answer
+
     async def write(partition: int) -> None:
         while (before := time.perf_counter()) - started < seconds:
-            answer: asyncio.Future[None] = loop.create_future()
-            producer.produce(topic, value, partition=partition, on_delivery=partial(_end, loop, answer))
-            await answer
+            await produce(partition)
             latencies.append(time.perf_counter() - before)
 
-    started, cpu = time.perf_counter(), time.process_time()
     try:
+        await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.
+        started, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
         return Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
     finally:
