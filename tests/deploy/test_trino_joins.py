@@ -188,11 +188,6 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
                 ("SELECT count(*) FROM sales WHERE contains(ARRAY[5, 15], s_item)", 2),
                 ("SELECT star.sales.price FROM star.sales WHERE star.sales.s_item = 5 ORDER BY 1", 1),
                 ("WITH m AS (SELECT max(s_day) AS d FROM sales) SELECT count(*) FROM sales, m WHERE s_day = m.d", 1),
-                (
-                    "WITH m AS (SELECT min(s_item) AS k FROM sales WHERE s_item >= 120) "
-                    "SELECT count(*) FROM sales WHERE s_item < (SELECT k FROM m) AND price >= 10000",
-                    3,
-                ),
             )
         ),
     ],
