@@ -2,7 +2,7 @@
 
 Names of tokens and of OIDC subjects cannot collide. A token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`,
 without a colon. The name of a subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can
-get the name of a token, and with it the grants of the token, whatever its claims are.
+get the name of a token, and with it the grants of the token, by any claims.
 
 The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.

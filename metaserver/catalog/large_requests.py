@@ -20,7 +20,7 @@ LARGE_BYTES = 128 << 10
 
 
 class LargeRequests(FairLock):
-    """Runs the work of one large request at a time. Principals take turns."""
+    """Runs the work of one large request at a time. Each principal in turn runs a request."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which has no side effects.

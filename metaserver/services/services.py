@@ -128,7 +128,7 @@ async def open_scheduler(
 def _launcher(
     settings: Settings, login: JobLogin, environment: Mapping[str, str], extensions: Extensions
 ) -> LauncherChoice:
-    """Return the launchers of one slot, in which one job runs at a time."""
+    """Return the launchers of a slot. A slot runs a single job at a time."""
     memory_bytes = settings.services_memory_bytes
     worker = WorkerProcess(login, extensions.job_worker, memory_bytes=memory_bytes, environment=environment)
     launchers: dict[str, Launcher] = {WORKER: worker}

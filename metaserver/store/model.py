@@ -170,7 +170,7 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 
 class StoredPlanTable(msgspec.Struct, frozen=True):
-    """A name under which engines read only the files that one plan of a table selected."""
+    """A name under which engines read only the files that a plan of a table selected."""
 
     id: str
     namespace: NamespacePath

@@ -212,7 +212,7 @@ class PointerStore(Protocol):
     ) -> list[PlanSnapshot]:
         """Return the plan snapshots of the table with live leases for the audience, in order of id.
 
-        If there are more than `limit`, the result has those whose leases end last.
+        If there are more than `limit`, the result has the plan snapshots with the leases that end last.
         """
 
     async def plan_table_count(self, now_ms: int) -> int:

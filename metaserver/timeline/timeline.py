@@ -87,7 +87,7 @@ class Timeline:
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """Return matching instants after `where.since`. If there are none, wait up to `timeout_s` for the first one.
+        """Return matching instants after `where.since`. If none exist, wait up to `timeout_s` for the first instant.
 
         The result is empty after the timeout. `where` must be oldest first.
 

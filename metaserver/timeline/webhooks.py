@@ -1,7 +1,7 @@
 """Sends every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the first instant.
 
 The timeline is the queue, and the only state of a webhook is its position (a cursor). So a receiver that
-was unavailable for a week gets the events of the week. A lease ensures that one replica at a time delivers to a URL.
+was unavailable for a week gets the events of the week. By a lease, a single replica at a time delivers to a URL.
 If two overlap, the cursor's compare-and-swap stops the replica that is behind. If the reply or the cursor
 was lost, a receiver gets an event again. The receiver can recognise the event by `id`, which is the instant's
 position and never reused.

@@ -114,7 +114,7 @@ class _Parser:
 
     def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
-        # Nodes are parsed from left to right. The stack contains the nodes that are still to parse, the next one on
+        # Nodes are parsed from left to right. The stack contains the nodes that are still to parse, the next node on
         # top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:

@@ -23,7 +23,7 @@ STEPS_PER_INDEXED_NODE = 10
 brackets.
 """
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
-"""The exceptions that sqlglot raises because of its own faults, for texts that it does not expect."""
+"""The exceptions that sqlglot raises because of bugs, for texts that it does not expect."""
 
 
 class TooManyReadings(SqlglotError):

@@ -131,7 +131,7 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     content: int
     """The content type: 0 for data, 1 for deletes. In version 1, which has no deletes, it is 0."""
     sequence_number: int
-    """The sequence number. In version 1, it is 0, and so is the minimum sequence number."""
+    """The sequence number. In version 1, it and the minimum sequence number are 0."""
     min_sequence_number: int
     added_snapshot_id: int | None = None
     added_files_count: int | None = None

@@ -131,7 +131,7 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
         requirements: The requirements, as `read_requirements` returns them.
 
     Raises:
-        CommitConflict: A requirement fails; the message describes the first one.
+        CommitConflict: A requirement fails; the message describes the first failed requirement.
     """
     for requirement in requirements:
         if metadata is not None:

@@ -212,7 +212,7 @@ class Bitmap:
         """Open a file's section.
 
         Raises:
-            ValueError: The section is not the one that the directory describes.
+            ValueError: The section differs from its description in the directory.
         """
         section = self._sections.get(file)
         if section is None:

@@ -1,4 +1,4 @@
-"""Plan tables: names under which an engine reads only the files that one plan of a table selected. A lease limits
+"""Plan tables: names under which an engine reads only the files that a plan of a table selected. A lease limits
 their time.
 
 The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata

@@ -51,7 +51,7 @@ class SendBudget:
 
 
 class AnswerBudget:
-    """The part of the budget that one answer uses."""
+    """The part of the budget that an answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 

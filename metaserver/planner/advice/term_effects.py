@@ -100,8 +100,8 @@ def _estimate_with_index(
     hits = sample.files_with(part, values)
     if hits is None:
         return None, "too few files of the sample have a matching row"
-    # The sample is from the files that all conditions on the column keep. `left` counts the files that one
-    # condition keeps.
+    # The sample is from the files that all conditions on the column keep. `left` counts the files that a
+    # single condition keeps.
     hits = min(left, round(hits * left / max(1, sample.files_left)))
     false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0
     return hits + math.ceil(false_share * (left - hits)), None

@@ -3,9 +3,9 @@
 A key set is always complete, but may have more keys than necessary: deletes are not applied, and a predicate that
 cannot be evaluated counts as true. Caches are keyed by immutable objects. The key of a column is its data file, so
 only new data files are read after a commit. The key of a key set is the manifest list and the filter. The rows,
-bytes and time of one table are limited, and so are the bytes of all tables. If a limit is exceeded, there are no
-keys (`DimensionSkipped`), and the plan does not use the join. The result of work that finishes too late serves the
-next plan.
+bytes and time of one table are limited. The bytes of all tables together are also limited. If a limit is exceeded,
+there are no keys (`DimensionSkipped`), and the plan does not use the join. The result of work that finishes too late
+serves the next plan.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ GC_ENABLED = "gc.enabled"
 TESTS_NAN = "seamark.plan-tests-nan"
 """A property of a plan table whose filter tests for NaN.
 
-A client that prunes the files of such a plan table by itself leaves out files with NaN.
+A client that also prunes the files of such a plan table leaves out files with NaN.
 """
 _MANIFESTS_IN_FLIGHT_MAX = 16
 """The maximum number of manifests that are read and decoded concurrently for one plan table."""

@@ -541,7 +541,7 @@ class Selection:
     """The selected rows of a view.
 
     `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
-    are selected: those whose byte in `mask`, uint8[rows], is 1.
+    are selected. A selected row has the byte 1 in `mask`, uint8[rows].
 
     Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
     millions of files mostly waits for memory. After one comparison, the data of the block are still in the

@@ -19,8 +19,8 @@ UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for
 
 def hold_table(uuid: str) -> Steps[None]:
     """Prevent the removal of the table's last name until this transaction ends."""
-    # A rename deletes and inserts the row. If the first statement waited for a rename, the second one finds the
-    # row.
+    # A rename deletes and inserts the row. If the first statement waited for a rename, the second statement finds
+    # the row.
     for _ in range(2):
         rows = yield StoreStatement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
         if rows:

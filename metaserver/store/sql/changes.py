@@ -32,7 +32,7 @@ class CommitCounter:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """Return a number that changes when any connection has committed, or None if SQLite cannot be asked."""
+        """Return a number that changes when any connection has committed, or None if SQLite does not return it."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
