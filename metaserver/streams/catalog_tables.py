@@ -17,6 +17,7 @@ from seamark.metaserver.commit.change_requests.change_body import APPEND, Change
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.positions import FLUSH_OFFSETS, encode_ranges
 from seamark.metaserver.streams.row_files import EncodedFile
 
 _FLUSH = "stream-flush"
@@ -61,7 +62,7 @@ class CatalogTables:
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
             add=[Raw(file.content_file) for file in files],
-            summary={_FLUSH: "true"},
+            summary={_FLUSH: "true", FLUSH_OFFSETS: encode_ranges(ranges)},
         )
         request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
         await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)

@@ -20,7 +20,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.protocol.wire import FRESH_FOLDER, show
 from seamark.formats.runtime.errors import (
     BadRequest,
     LogUnavailable,
@@ -44,7 +44,9 @@ from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
+from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
 ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
@@ -97,6 +99,8 @@ class _FlushState:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
+        self.error = ""
+        """The message of the last failure."""
         self.not_before_s = 0.0
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
@@ -125,6 +129,8 @@ class Streams:
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
         self._flushed_for_removal: dict[str, int] = {}
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
+        self.pauses = Pauses()
+        self.counts = StreamCounts()
         self._next_shard = 0
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -170,12 +176,23 @@ class Streams:
             producer: The name of the producer, and the number of this append.
 
         Raises:
+            StreamPaused: The table is paused.
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows never have room in it.
             SequenceGap: The number does not follow the producer's last number.
         """
+        try:
+            return await self._append(loaded, payload, rows, who, producer)
+        except RetryLater:
+            self.counts.refused += 1
+            raise
+
+    async def _append(
+        self, loaded: LoadedTable, payload: bytes, rows: int, who: str, producer: tuple[str, int] | None
+    ) -> Acknowledgement:
         assert loaded.entry is not None
         table = await self._open(loaded.entry, loaded.metadata)
+        self.pauses.check(table.uuid, loaded.metadata, show(loaded.entry.namespace, loaded.entry.name))
         self._check_memory(table, len(payload))
         named = None
         if producer is None:
@@ -188,6 +205,9 @@ class Streams:
             # All rows of a producer are in one shard, which has an order.
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
+        if not acknowledged.duplicate:
+            self.counts.rows += rows
+            self.counts.size_bytes += len(payload)
         state = self._flushes.get(table.uuid)
         if state is not None:  # else the table was dropped meanwhile
             state.interval_ms = _interval_ms(loaded.metadata)
@@ -286,6 +306,15 @@ class Streams:
         """
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
+    async def open_log(self, entry: Entry, metadata: TableMetadata) -> StreamLog:
+        """Return the log that has the rows of a table with flushed offsets.
+
+        Raises:
+            LogElsewhere: Another process has the log.
+        """
+        await self._open(entry, metadata)
+        return await self._logs.open()
+
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         table = self._tables.get(entry.uuid)
         if table is not None:
@@ -334,7 +363,19 @@ class Streams:
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
-        return await table.flush()
+        rows = await table.flush()
+        self.counts.flushes += rows > 0
+        self.counts.flushed_rows += rows
+        return rows
+
+    async def drain(self, uuid: str) -> int:
+        """Flush a paused table until no row waits; return the number of rows."""
+        rows = await self.flush(uuid)
+        table = self._tables[uuid]
+        while table.appending_bytes or table.unflushed_rows:
+            await asyncio.sleep(_TICK_S)
+            rows += await self.flush(uuid)
+        return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
         """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
@@ -421,6 +462,14 @@ class Streams:
             except SeamarkError as error:  # A later round tries again.
                 _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
+    def report_flushes(self, uuid: str) -> FlushReport | None:
+        """Return how the flushes of a table go; None if the table is not open."""
+        table, state = self._tables.get(uuid), self._flushes.get(uuid)
+        if table is None or state is None:
+            return None
+        interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
+        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error)
+
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         oldest_ms = table.oldest_ms
         if oldest_ms is None:  # Rows of an earlier process are not read into memory before they are needed.
@@ -430,17 +479,23 @@ class Streams:
 
     async def _flush(self, table: StreamTable, state: _FlushState) -> None:
         try:
-            await table.flush()
+            rows = await table.flush()
+            self.counts.flushes += rows > 0
+            self.counts.flushed_rows += rows
             state.failures = 0
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
+            state.error = error.message
+            self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
             state.not_before_s = self._context.clock.monotonic() + pause_s
             _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
         except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all
             state.failures += 1
+            state.error = "an unexpected error; the log of the server has it"
+            self.counts.failed_flushes += 1
             state.not_before_s = self._context.clock.monotonic() + _RETRY_MAX_S
             _log.exception("a flush failed unexpectedly", table=table.uuid)
         finally:

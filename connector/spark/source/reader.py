@@ -59,6 +59,7 @@ _OPTIONS = frozenset(
         *("uri", "table", "path", "token", "columns", "where", "limit", "bitmaps", "split-bytes", "push-filters"),
         *("snapshot-id", "branch", "tag", "as-of"),
         *("start-snapshot-id", "end-snapshot-id", "changes", "skip-changes"),
+        "from",
     }
 )
 _BEGINNING = "-1"
@@ -79,6 +80,8 @@ class Options:
     end: int | None
     changes: bool
     skip_changes: bool
+    from_: str | None = None
+    """Where a stream of rows begins (`row_stream.py`)."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
@@ -119,6 +122,7 @@ class Options:
             end=end,
             changes=with_changes,
             skip_changes=parse_flag(options, "skip-changes", False),
+            from_=options.get("from"),
         )
 
     @property

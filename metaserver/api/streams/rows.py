@@ -19,6 +19,7 @@ from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSp
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.streams.pauses import pause_of
 from seamark.metaserver.streams.rows import RowFormat, decode_objects, format_of, to_batch
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import PRODUCER_CHARACTERS_MAX, check_stream_table
@@ -75,6 +76,7 @@ class AppendedRows(msgspec.Struct, frozen=True):
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        ResponseSpec(503, "The table is paused, or another server has the log; no row was appended"),
     ),
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
@@ -108,6 +110,7 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
         int | None, doc("When the oldest of them was appended; null if unknown, or without such rows.")
     ]
     fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
+    paused: Annotated[str | None, doc("Why the table takes no rows; null if it takes rows.")]
 
 
 @Route(
@@ -129,19 +132,26 @@ async def load_stream(call: Call) -> StreamStatus:
         raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
     table = await call.components.streams.open(entry)
     durable = table.watermarks()
-    return to_status(
-        [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())], table
-    )
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    shards = [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())]
+    return to_status(shards, table, pause_of(metadata))
 
 
-def to_status(shards: list[ShardStatus], table: StreamTable | None) -> StreamStatus:
-    """Return the state of a stream. `table` is the open table; None if no row of it is in memory."""
+def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str | None) -> StreamStatus:
+    """Return the state of a stream.
+
+    Args:
+        shards: Its shards.
+        table: The open table; None if no row of it is in memory.
+        paused: The reason of its pause; None if it takes rows.
+    """
     return StreamStatus(
         shards,
         waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
         waiting_bytes=0 if table is None else table.size_bytes,
         oldest_ms=None if table is None else table.oldest_ms,
         fresh_files=0 if table is None else len(table.fresh_files()),
+        paused=paused,
     )
 
 
