@@ -35,6 +35,10 @@ class Pauses:
         """Record that this server has paused a table."""
         self._updated_ms[table_uuid] = metadata.last_updated_ms
 
+    def forget(self, table_uuid: str) -> None:
+        """Record that this server has resumed a table."""
+        self._updated_ms.pop(table_uuid, None)
+
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
         """Check that a table takes rows.
 
@@ -49,7 +53,7 @@ class Pauses:
         reason = pause_of(metadata)
         paused_ms = self._updated_ms.get(table_uuid)
         if reason is None and paused_ms is not None:
-            if metadata.last_updated_ms > paused_ms:  # It was resumed.
+            if metadata.last_updated_ms > paused_ms:  # Another server has resumed it.
                 del self._updated_ms[table_uuid]
             else:
                 reason = "it was paused while the request was read"

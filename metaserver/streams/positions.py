@@ -9,7 +9,7 @@ the offsets of its rows. The rules for the snapshots after a position, oldest fi
   has removed them, the files of the snapshot are read, if none of its rows was read before.
 - An append of another writer: its files are read.
 - A rewrite of files, such as a compaction: nothing is read.
-- All others have removed rows. They are refused, or skipped if the reader says so.
+- All others have removed rows. They are refused, or skipped with `skips_changes`.
 
 After the last snapshot, the reader reads the rows of the log that are not flushed.
 """
@@ -304,7 +304,7 @@ def _read_files(
     """Return how the files of a snapshot are read, or the position after it if nothing of it is read.
 
     Args:
-        passed: The position of the reader, with the snapshot as the last one.
+        passed: The position of the reader, whose last snapshot is `snapshot`.
         snapshot: The snapshot.
         flushed: The rows that it has flushed, if it is a flush whose rows are not all in the log.
         skips_changes: Whether snapshots that have removed rows are passed without an error.
@@ -318,7 +318,7 @@ def _read_files(
     if flushed is not None:
         if operation != _APPEND:
             raise OffsetOutOfRange(
-                f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not tell "
+                f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not state "
                 "which rows they replace; begin again at earliest"
             )
         position = _skip_rolled_back(passed, {moved.shard: moved.start for moved in flushed}, skips_changes)

@@ -54,6 +54,8 @@ async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
 async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_table_is_empty(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
+        await stream.post({"id": 0})
+        await stream.flush()
         await stream.post({"id": 1})
         url = stream.server.url
         assert await run(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
@@ -72,7 +74,7 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         assert (listed["waiting-rows"], listed["paused"]) == (0, "no reason was given")
         assert await run(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 4})
-        assert await stream.ids() == [1, 2, 3, 4]
+        assert await stream.ids() == [0, 1, 2, 3, 4]
 
 
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> None:
@@ -151,6 +153,8 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         stream = Stream(server, catalog)
         await create(stream)
         await stream.post({"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2})
 
         async def problems() -> set[str]:
             status, health = await server.get("/api/v1/tables/db/t/health")

@@ -72,7 +72,10 @@ async def resume_stream(call: Call) -> PausedStream:
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         return {"action": "remove-properties", "removals": [PAUSED]} if PAUSED in metadata.properties else None
 
-    return PausedStream(pause_of((await _update(call, compute_update)).metadata))
+    loaded = await _update(call, compute_update)
+    assert loaded.entry is not None
+    call.components.streams.pauses.forget(loaded.entry.uuid)
+    return PausedStream(pause_of(loaded.metadata))
 
 
 @Route(
