@@ -318,8 +318,8 @@ def _read_files(
     if flushed is not None:
         if operation != _APPEND:
             raise OffsetOutOfRange(
-                f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not state "
-                "which rows they replace; begin again at earliest"
+                f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not "
+                "state which rows they replace; begin again at earliest"
             )
         position = _skip_rolled_back(passed, {moved.shard: moved.start for moved in flushed}, skips_changes)
         for moved in flushed:
