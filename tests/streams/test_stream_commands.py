@@ -15,6 +15,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from tests.server.rig import LateClock, running
 from tests.services.command import run_seamark
+from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
 
 
@@ -54,10 +55,9 @@ async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
 async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_table_is_empty(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
-        await stream.post({"id": 0})
-        await stream.flush()
-        await stream.post({"id": 1})
         url = stream.server.url
+        await append_batch(stream, 0)  # A table without a snapshot is flushed at once.
+        await stream.post({"id": 1})
         assert await run(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
         status, message = await stream.refused(b'[{"id": 2}]')
         assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
@@ -152,8 +152,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = Stream(server, catalog)
         await create(stream)
-        await stream.post({"id": 1})
-        await stream.flush()
+        await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 2})
 
         async def problems() -> set[str]:
