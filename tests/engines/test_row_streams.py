@@ -36,7 +36,7 @@ class Query:
         self.start(availableNow=True).awaitTermination()
 
     def ids(self) -> list[int]:
-        if not (self._folder / "rows").exists():
+        if not any((self._folder / "rows" / "_spark_metadata").glob("[0-9]*")):
             return []
         return sorted(row.id for row in self._spark.read.parquet(str(self._folder / "rows")).collect())
 
