@@ -513,6 +513,17 @@ async def _refresh_keys(components: ServerComponents) -> None:
 
 def _sample_streams(components: ServerComponents) -> None:
     tables, now_ms = components.streams.tables.values(), components.clock.now_ms()
+    counts = components.streams.counts
+    components.metrics.streams.count(
+        {
+            "appended_rows": counts.rows,
+            "appended_bytes": counts.size_bytes,
+            "refused_appends": counts.refused,
+            "flushes": counts.flushes,
+            "flushed_rows": counts.flushed_rows,
+            "failed_flushes": counts.failed_flushes,
+        }
+    )
     try:
         rows = sum(table.unflushed_rows for table in tables)
     except LogUnavailable:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from seamark.connector.client.indexes import IndexClient
     from seamark.connector.client.values import At
     from seamark.connector.read.scans import scan
+    from seamark.connector.streams.lookup import lookup, lookup_table
+    from seamark.connector.streams.reader import read_stream
     from seamark.connector.streams.writer import stream_writer
     from seamark.connector.write.appends import append, overwrite, overwrite_partitions
     from seamark.connector.write.upserts import delete, upsert
@@ -31,8 +33,11 @@ __all__ = [
     "SeamarkClient",
     "append",
     "delete",
+    "lookup",
+    "lookup_table",
     "overwrite",
     "overwrite_partitions",
+    "read_stream",
     "scan",
     "stream_writer",
     "upsert",
@@ -47,6 +52,8 @@ __getattr__ = exports(
         "seamark.connector.client.indexes": ("IndexClient",),
         "seamark.connector.read.scans": ("scan",),
         "seamark.connector.write.appends": ("append", "overwrite", "overwrite_partitions"),
+        "seamark.connector.streams.lookup": ("lookup", "lookup_table"),
+        "seamark.connector.streams.reader": ("read_stream",),
         "seamark.connector.streams.writer": ("stream_writer",),
         "seamark.connector.write.upserts": ("delete", "upsert"),
     },

@@ -1,4 +1,4 @@
-"""`seamark stream`: lists, shows and flushes stream tables through the running server.
+"""`seamark stream`: lists, shows, flushes, pauses and drains stream tables through the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -13,13 +13,20 @@ from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_result, print_rows, say, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
-from seamark.connector.streams.status import flush_stream, list_streams, load_stream
+from seamark.connector.streams.status import (
+    drain_stream,
+    flush_stream,
+    list_streams,
+    load_stream,
+    pause_stream,
+    resume_stream,
+)
 from seamark.formats.runtime.clock import SystemClock
 
 
 @click.group()
 def stream() -> None:
-    """List, show and flush stream tables, which take single rows."""
+    """List, show, flush, pause and drain stream tables, which take single rows."""
 
 
 @stream.command("list")
@@ -50,6 +57,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         f"{table}: {show_count(state['waiting-rows'], 'row')} ({show_size(state['waiting-bytes'])}) "
         f"{'waits' if state['waiting-rows'] == 1 else 'wait'} for a flush{f', the oldest for {age}' if age else ''}; "
         f"{show_count(state['fresh-files'], 'fresh file')}"
+        + ("" if state["paused"] is None else f"; paused: {state['paused']}")
     )
     headers = ("shard", "flushed", "durable")
     rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
@@ -63,6 +71,39 @@ def flush(client: IndexClient, table: str, as_json: bool) -> None:
     """Add the waiting rows of the stream table TABLE to its files now."""
     rows = flush_stream(client, table)
     text = f"{show_count(rows, 'row')} of {table} {'was' if rows == 1 else 'were'} flushed"
+    print_result({"table": table, "rows": rows}, text, as_json=as_json)
+
+
+_reason_option = click.option("--reason", default="", help="Why the table takes no rows; refused writers read it.")
+
+
+@stream.command()
+@click.argument("table")
+@_reason_option
+@server_command
+def pause(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
+    """Refuse rows of the stream table TABLE until it is resumed. Waiting rows are still flushed."""
+    reason = pause_stream(client, table, reason)
+    print_result({"table": table, "paused": reason}, f"{table} is paused: {reason}", as_json=as_json)
+
+
+@stream.command()
+@click.argument("table")
+@server_command
+def resume(client: IndexClient, table: str, as_json: bool) -> None:
+    """Accept rows of the paused stream table TABLE again."""
+    resume_stream(client, table)
+    print_result({"table": table, "paused": None}, f"{table} takes rows", as_json=as_json)
+
+
+@stream.command()
+@click.argument("table")
+@_reason_option
+@server_command
+def drain(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
+    """Pause the stream table TABLE, and add all of its waiting rows to its files."""
+    rows = drain_stream(client, table, reason)
+    text = f"{show_count(rows, 'row')} of {table} {'was' if rows == 1 else 'were'} flushed; {table} is paused"
     print_result({"table": table, "rows": rows}, text, as_json=as_json)
 
 

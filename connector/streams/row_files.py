@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.streams.keyed_rows import (
     DELETE,
     EncodedRowDeletes,
@@ -31,7 +32,8 @@ from seamark.connector.streams.keyed_rows import (
 from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, Corrupt
@@ -130,6 +132,32 @@ def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str])
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(rows.replace_schema_metadata(schema.metadata))
     return bytes(sink.getvalue())
+
+
+def decode_rows(rows: Sequence[_Slice], metadata: TableMetadata) -> list[pa.RecordBatch]:
+    """Return a batch for each slice, with the columns of the table's current schema and their field ids.
+
+    Raises:
+        BadRequest: If a column cannot be read as the type that it has now.
+    """
+    fields = metadata.current_schema.fields
+    arrow = pa.schema(
+        [pa.field(field.name, to_row_type(field.type), metadata={FIELD_ID: str(field.id)}) for field in fields]
+    )
+    projections: dict[bytes, FileProjection] = {}
+    batches = []
+    for packed in rows:
+        with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
+            batch = stream.read_next_batch().slice(packed.first, packed.rows)
+        schema_id = stream.schema.metadata[_SCHEMA_ID]
+        try:
+            if schema_id not in projections:
+                projections[schema_id] = FileProjection(list(batch.schema), fields, {})
+            columns = projections[schema_id].columns(batch, [field.id for field in fields], batch.num_rows)
+        except AmbiguousColumn as error:
+            raise BadRequest(f"Rows of the stream cannot be read with the table's schema: {error}") from None
+        batches.append(pa.RecordBatch.from_arrays([columns[field.id] for field in fields], schema=arrow))
+    return batches
 
 
 def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | None) -> list[EncodedRows]:

@@ -1,4 +1,4 @@
-"""Requests for the state of stream tables, and for flushes."""
+"""Requests for the state of stream tables, for flushes, and for pauses."""
 
 from __future__ import annotations
 
@@ -49,3 +49,37 @@ def flush_stream(client: SeamarkClient, table: Name) -> int:
         Refused: The flush conflicts with another commit; the status is 409.
     """
     return CommitClient(client).flush(table)
+
+
+def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
+    """Refuse rows of a stream table until it is resumed; return the reason that refused writers read.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The table is no stream table.
+    """
+    body = {"reason": reason} if reason else {}
+    return str(client._json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
+
+
+def resume_stream(client: SeamarkClient, table: Name) -> None:
+    """Accept rows of a paused stream table again.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The table is no stream table.
+    """
+    client._json("POST", f"{table_path(table)}/stream/resume")
+
+
+def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
+    """Pause a stream table, and add its waiting rows to its files; return their number.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The table is no stream table.
+        Unavailable: Another server has the log.
+    """
+    body = {"reason": reason} if reason else {}
+    rows: int = client._json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
+    return rows

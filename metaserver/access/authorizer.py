@@ -55,7 +55,8 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadStream listStreams loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
+        loadStream listStreams loadStreamPosition readRows
+        loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
@@ -63,7 +64,8 @@ def _rules() -> dict[str, Rule]:
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
-        flushRows quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
+        flushRows pauseStream resumeStream drainStream
+        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

@@ -24,6 +24,6 @@ class Extensions:
     spark_driver: str
     """The module whose function `main` runs a job inside a Spark driver."""
     row_files: str
-    """The module that reads and writes rows of streams as files: `conform_rows`, `pack_rows`, `encode_rows`."""
+    """The module that reads and writes rows of streams: `conform_rows`, `pack_rows`, `decode_rows`, `encode_rows`."""
     statement_worker: str
     """The module that runs SQL statements: `python -m MODULE <socket> <memory limit in bytes> <time limit in s>`."""

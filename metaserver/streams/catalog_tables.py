@@ -18,6 +18,7 @@ from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.positions import FLUSH_OFFSETS, encode_ranges
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
@@ -70,7 +71,7 @@ class CatalogTables:
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
             add=added,
-            summary={_FLUSH: "true"},
+            summary={_FLUSH: "true", FLUSH_OFFSETS: encode_ranges(ranges)},
         )
         if deletes is not None and deletes.scope:
             body = structs.replace(

@@ -93,6 +93,17 @@ class RowFiles(Protocol):
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         """Return rows of `conform` as a payload of the log, which states their schema and their key."""
 
+    def decode(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> list[pa.RecordBatch]:
+        """Return a batch for each slice, with the columns of the table's current schema and their field ids.
+
+        Args:
+            rows: Rows that were packed for this schema of the table or an earlier one.
+            metadata: The table's metadata.
+
+        Raises:
+            BadRequest: The table no longer has the schema of a slice.
+        """
+
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
         """Return the rows as files, at least one for each partition.
 
@@ -159,6 +170,9 @@ class ImportedRowFiles:
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         packed: bytes = self._module.pack_rows(rows, metadata, key)
         return packed
+
+    def decode(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> list[pa.RecordBatch]:
+        return list(self._module.decode_rows(rows, metadata))
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
         return [EncodedFile(*file) for file in self._module.encode_rows(rows, metadata, folder)]

@@ -20,7 +20,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED
+from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED, show
 from seamark.formats.runtime.errors import (
     BadRequest,
     LogUnavailable,
@@ -35,7 +35,7 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamProducer
+from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
@@ -45,8 +45,10 @@ from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
 from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.owners import StreamOwners, open_owners
+from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
+from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     StreamLimits,
@@ -133,6 +135,8 @@ class _FlushState:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
+        self.error = ""
+        """The message of the last failure."""
         self.not_before_s = 0.0
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
@@ -175,6 +179,8 @@ class Streams:
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._closed: dict[str, float] = {}
         """Until when a table with rows in the log is not opened again after a failure, by UUID."""
+        self.pauses = Pauses()
+        self.counts = StreamCounts()
         self._next_shard = 0
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -215,16 +221,25 @@ class Streams:
             producer: The producer and the number of this append.
 
         Raises:
+            StreamPaused: The table is paused.
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows never have room in it.
             SequenceGap: The number does not follow the producer's last number.
             RetryLater: A table has got another number of shards since it was loaded.
         """
+        try:
+            return await self._append(appends, producer)
+        except RetryLater:
+            self.counts.refused += 1
+            raise
+
+    async def _append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
         named = None if producer is None else producer.to_producer()
         batches: dict[StreamTable, Mapping[int, Batch]] = {}
         for loaded, rows in appends:
             assert loaded.entry is not None
             table = await self._open(loaded.entry, loaded.metadata)
+            self.pauses.check(table.uuid, loaded.metadata, show(loaded.entry.namespace, loaded.entry.name))
             if isinstance(rows, Batch):
                 batches[table] = {self._choose_shard(table, named): rows}
             elif shards_of(loaded) == table.shards:
@@ -234,6 +249,9 @@ class Streams:
         for (table, _), append in zip(batches.items(), appends, strict=True):
             self._check_memory(table, append.size_bytes)
         acknowledged = await append_to_tables(batches, named)
+        if not acknowledged.duplicate:
+            self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
+            self.counts.size_bytes += sum(append.size_bytes for append in appends)
         for loaded, _ in appends:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
@@ -314,6 +332,15 @@ class Streams:
         """
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
+    async def open_log(self, entry: Entry, metadata: TableMetadata) -> StreamLog:
+        """Return the log that has the rows of a table with flushed offsets.
+
+        Raises:
+            LogElsewhere: Another process has the log.
+        """
+        await self._open(entry, metadata)
+        return await self._logs.open()
+
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         table = self._tables.get(entry.uuid)
         if table is not None:
@@ -371,7 +398,19 @@ class Streams:
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
-        return await table.flush()
+        rows = await table.flush()
+        self.counts.flushes += rows > 0
+        self.counts.flushed_rows += rows
+        return rows
+
+    async def drain(self, uuid: str) -> int:
+        """Flush a paused table until no row waits; return the number of rows."""
+        rows = await self.flush(uuid)
+        table = self._tables[uuid]
+        while table.appending_bytes or table.unflushed_rows:
+            await asyncio.sleep(_TICK_S)
+            rows += await self.flush(uuid)
+        return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
         """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
@@ -479,6 +518,14 @@ class Streams:
             except SeamarkError as error:  # A later round tries again.
                 _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
+    def report_flushes(self, uuid: str) -> FlushReport | None:
+        """Return how the flushes of a table go; None if the table is not open."""
+        table, state = self._tables.get(uuid), self._flushes.get(uuid)
+        if table is None or state is None:
+            return None
+        interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
+        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error)
+
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
@@ -499,18 +546,24 @@ class Streams:
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
-                await table.flush()
+                rows = await table.flush()
+                self.counts.flushes += rows > 0
+                self.counts.flushed_rows += rows
             state.waiting_since_ms = None
             state.failures = 0
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
+            state.error = error.message
+            self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
             state.not_before_s = self._context.clock.monotonic() + pause_s
             _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
         except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all
             state.failures += 1
+            state.error = "an unexpected error; the log of the server has it"
+            self.counts.failed_flushes += 1
             state.not_before_s = self._context.clock.monotonic() + _RETRY_MAX_S
             _log.exception("a flush failed unexpectedly", table=table.uuid)
         finally:

@@ -64,6 +64,11 @@ class Timeline:
         """The number of waiting clients."""
         return sum(watcher.counted for watcher in self._watchers)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server stops, so that nothing may wait."""
+        return self._draining
+
     def notify(self) -> None:
         """Wake watchers immediately, because this replica has recorded an instant.
 

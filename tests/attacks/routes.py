@@ -347,6 +347,8 @@ _BODIES: dict[str, _Body] = {
     "appendRowsToTables": lambda n: {
         "tables": [{"namespace": n.namespace(), "name": n.of("table"), "rows": [{"id": 1, "_op": n.place()}]}]
     },
+    "pauseStream": lambda n: {"reason": n.place()},
+    "drainStream": lambda n: {"reason": n.place()},
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
     "rewriteManifests": lambda n: {"min-count": n.rng.choice((0, 2, 5)), "dry-run": n.rng.random() < 0.5},
     "takeRewriteLease": lambda n: {"holder": n.rng.choice(("a", "b", "")), "release": n.rng.random() < 0.5},
@@ -374,6 +376,8 @@ _BODIES: dict[str, _Body] = {
 _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "getConfig": lambda n: {"warehouse": n.place()},
     "appendRows": lambda n: {"producer": n.c.hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
+    "readRows": lambda n: {"after": n.place(), "wait": 0},
+    "loadStreamPosition": lambda n: {"at": n.rng.choice(("earliest", "latest", "snapshot:1", n.place()))},
     "listNamespaces": lambda n: (
         {"parent": n.of("namespace"), "pageToken": _token(n)}
         if n.rng.random() < 0.5
@@ -406,6 +410,7 @@ _BODILESS = """
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
+    loadStreamPosition readRows resumeStream
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""

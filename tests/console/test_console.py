@@ -42,6 +42,7 @@ PAGES = {
     f"{TABLE}/health": "unclustered files",
     "#/timeline": "deleted data files: 600",
     "#/services": "Runs of table services",
+    "#/streams": "No stream table that you may see",
     "#/sql?sql=SELECT+1": "Ctrl+Enter runs",
     "#/admin": "commitChange",
 }
@@ -190,6 +191,28 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         assert await watched.violations() == []
         jobs.clear()
         await see(watched, "No job is running.")  # Without a reload
+        check(watched, server)
+
+
+async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(tmp_path: Path) -> None:
+    shards = [{"shard": 0, "flushed": 1000, "durable": 1500}, {"shard": 1, "flushed": 200, "durable": 200}]
+    listed = {
+        **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
+        **{"oldest-ms": 1, "fresh-files": 3, "paused": None},
+    }
+    state = {"streams": [listed, listed | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await watched.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
+        await watched.open("#/streams")
+        await see(watched, "a move of the table")
+        await see(watched, "1,200")
+        await see(watched, "1,700")
+        await see(watched, "1 MiB")
+        assert await watched.violations() == []
+        shards[1]["durable"] = 1_000_200
+        await see(watched, "1,001,700")
+        rates = await watched.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
+        assert float(rates[0].replace(",", "")) > 0
         check(watched, server)
 
 

@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pyiceberg.catalog.rest import RestCatalog
+
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.status import list_streams
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
-from tests.server.rig import running
+from tests.server.rig import LateClock, running
 from tests.services.command import run_seamark
-from tests.streams.test_rows_over_http import SCHEMA, create, streaming
+from tests.streams.test_read_stream import append_batch
+from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
 
 
 async def run(url: str, *arguments: str) -> str:
@@ -47,6 +50,31 @@ async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
         (listed,) = json.loads(await run(url, "list", "--json"))
         assert (listed["waiting-rows"], listed["oldest-ms"]) == (0, None)
         assert await stream.ids() == [1, 2, 3, 4]
+
+
+async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_table_is_empty(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        url = stream.server.url
+        await append_batch(stream, 0)  # A table without a snapshot is flushed at once.
+        await stream.post({"id": 1})
+        assert await run(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
+        status, message = await stream.refused(b'[{"id": 2}]')
+        assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
+        assert "paused: a move" in await run(url, "show", "db.t")
+        assert await stream.flush() == 1
+    async with streaming(tmp_path) as stream:
+        url = stream.server.url
+        assert (await stream.refused(b'[{"id": 2}]'))[0] == 503
+        assert await run(url, "resume", "db.t") == "db.t takes rows\n"
+        await stream.post({"id": 2}, {"id": 3})
+        assert await run(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
+        assert (await stream.refused(b'[{"id": 4}]'))[0] == 503
+        (listed,) = json.loads(await run(url, "list", "--json"))
+        assert (listed["waiting-rows"], listed["paused"]) == (0, "no reason was given")
+        assert await run(url, "resume", "db.t") == "db.t takes rows\n"
+        await stream.post({"id": 4})
+        assert await stream.ids() == [0, 1, 2, 3, 4]
 
 
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> None:
@@ -98,6 +126,50 @@ async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path
             log._failure = "The disk failed"  # type: ignore[attr-defined]
             while not await shows("seamark_stream_log_failed 1.0"):
                 await asyncio.sleep(0.1)
+
+
+async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1}, {"id": 2})
+        await stream.flush()
+        await run(stream.server.url, "pause", "db.t")
+        assert (await stream.refused(b'[{"id": 3}]'))[0] == 503
+
+        async def shows(*lines: str) -> bool:
+            async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
+                return set(lines) <= set((await answer.text()).splitlines())
+
+        counts = [f"seamark_stream_{name}_total" for name in ("appended_rows", "flushed_rows", "refused_appends")]
+        async with asyncio.timeout(20):
+            while not await shows(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
+                await asyncio.sleep(0.1)
+
+
+async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
+    clock = LateClock()
+    async with running(tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20) as server:
+        catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
+        stream = Stream(server, catalog)
+        await create(stream)
+        await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
+        await stream.post({"id": 2})
+
+        async def problems() -> set[str]:
+            status, health = await server.get("/api/v1/tables/db/t/health")
+            assert status == 200, health
+            return {problem["problem"] for problem in health["problems"]}
+
+        alerts = {"paused stream", "late flush", "full stream memory"}
+        assert not await problems() & alerts
+        await run(server.url, "pause", "db.t")
+        assert await problems() & alerts == {"paused stream"}
+        (table,) = server.components.streams.tables.values()
+        server.components.streams._flushes[table.uuid].not_before_s = float("inf")  # as if flushes hang
+        table.appending_bytes += 600 << 10
+        clock.ahead_ms = 4 * NEVER_MS
+        assert await problems() & alerts == alerts
+        table.appending_bytes -= 600 << 10
 
 
 async def test_a_reader_of_another_namespace_sees_no_stream(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ _OPTIONS = frozenset(
         "after",
         *("snapshot-id", "branch", "tag", "as-of"),
         *("start-snapshot-id", "end-snapshot-id", "changes", "skip-changes"),
+        "from",
     }
 )
 _BEGINNING = "-1"
@@ -80,8 +81,10 @@ class Options:
     end: int | None
     changes: bool
     skip_changes: bool
-    after: str
+    after: str = ""
     """Tokens of rows that the answer has to include."""
+    from_: str | None = None
+    """Where a stream of rows begins (`row_stream.py`)."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
@@ -123,6 +126,7 @@ class Options:
             changes=with_changes,
             skip_changes=parse_flag(options, "skip-changes", False),
             after=options.get("after", ""),
+            from_=options.get("from"),
         )
 
     @property

@@ -2,8 +2,8 @@
 
     register(spark)
 
-`reader.py` has the readers. `sink.py` has the writers that Spark's JVM calls. `frame_writer.py` has the writers of
-PySpark's DataFrameWriter.
+`reader.py` and `row_stream.py` have the readers. `sink.py` has the writers that Spark's JVM calls. `frame_writer.py`
+has the writers of PySpark's DataFrameWriter.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from seamark.connector.spark.source.reader import (
     check_schema,
     schema_of,
 )
+from seamark.connector.spark.source.row_stream import RowStreamReader, reads_rows
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class SeamarkSource(DataSource):
     def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
         options = Options.of(self.options)
         opened = options.open()
-        return StreamReader(options, opened, check_schema(schema, opened))
+        stream_reader = RowStreamReader if reads_rows(options, opened.metadata) else StreamReader
+        return stream_reader(options, opened, check_schema(schema, opened))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
         return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))

@@ -14,7 +14,7 @@ from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.services.health import measure_health, problems_of_services
 from seamark.metaserver.services.policy import TablePolicy, policy_of
-from seamark.metaserver.services.proposer import TableHealth
+from seamark.metaserver.services.proposer import Problem, TableHealth
 from seamark.metaserver.services.running import (
     RunningJob,
     ServicesState,
@@ -23,6 +23,7 @@ from seamark.metaserver.services.running import (
     state_of_services,
 )
 from seamark.metaserver.services.runs import FAILED_MS, find_failed_runs
+from seamark.metaserver.services.stream_health import stream_problems
 from seamark.metaserver.store.model import EntryKind
 
 
@@ -88,7 +89,8 @@ async def list_running_table_jobs(call: Call) -> JobList:
     ),
 )
 async def load_table_health(call: Call) -> TableHealth:
-    metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    metadata = loaded.metadata
     view = await view_of(call, metadata, metadata.current_snapshot_id)
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     metadata = with_policies(metadata, policies)
@@ -98,7 +100,10 @@ async def load_table_health(call: Call) -> TableHealth:
     state = state_of_services(await load_jobs(call.components.store, now_ms), call.components.services_status)
     failed = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
     problems = problems_of_services(metadata, health, state, failed)
-    return msgspec.structs.replace(health, problems=(*problems, *health.problems))
+    streaming: tuple[Problem, ...] = ()
+    if loaded.entry is not None and loaded.entry.flushed:
+        streaming = tuple(stream_problems(loaded.entry.uuid, metadata, call.components.streams, settings, now_ms))
+    return msgspec.structs.replace(health, problems=(*streaming, *problems, *health.problems))
 
 
 @Route(

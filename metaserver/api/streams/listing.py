@@ -13,6 +13,7 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, to_status
 from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.streams.pauses import pause_of
 
 
 class ListedStream(StreamStatus, frozen=True, rename="kebab"):
@@ -63,7 +64,8 @@ async def list_streams(call: Call) -> StreamList:
             ShardStatus(number, offset, max(offset, durable[uuid].get(number, 0)))
             for number, offset in sorted(flushed.items())
         ]
-        status = to_status(shards, streams.tables.get(uuid))
+        metadata = await call.components.catalog.documents.table(entry.metadata_location)
+        status = to_status(shards, streams.tables.get(uuid), pause_of(metadata))
         page.append(ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name))
     return StreamList(page, None)
 

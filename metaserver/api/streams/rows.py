@@ -24,6 +24,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.streams.pauses import pause_of
 from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.stream_table import StreamTable
@@ -60,6 +61,7 @@ _VALUE_BYTES = 4
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        ResponseSpec(503, "The table is paused, or another server has the log; no row was appended"),
     ),
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
@@ -87,6 +89,7 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
         int | None, doc("When the oldest of them was appended; null if unknown, or without such rows.")
     ]
     fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
+    paused: Annotated[str | None, doc("Why the table takes no rows; null if it takes rows.")]
 
 
 @Route(
@@ -108,19 +111,26 @@ async def load_stream(call: Call) -> StreamStatus:
         raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
     table = await call.components.streams.open(entry)
     durable = table.watermarks()
-    return to_status(
-        [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())], table
-    )
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    shards = [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())]
+    return to_status(shards, table, pause_of(metadata))
 
 
-def to_status(shards: list[ShardStatus], table: StreamTable | None) -> StreamStatus:
-    """Return the state of a stream. `table` is the open table; None if no row of it is in memory."""
+def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str | None) -> StreamStatus:
+    """Return the state of a stream.
+
+    Args:
+        shards: Its shards.
+        table: The open table; None if no row of it is in memory.
+        paused: The reason of its pause; None if it takes rows.
+    """
     return StreamStatus(
         shards,
         waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
         waiting_bytes=0 if table is None else table.size_bytes,
         oldest_ms=None if table is None else table.oldest_ms,
         fresh_files=0 if table is None else len(table.fresh_files()),
+        paused=paused,
     )
 
 

@@ -361,6 +361,18 @@ class StreamMetrics:
         )
         self._fresh = make.gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
         self._failed = make.gauge("seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax")
+        self._totals = {
+            name: make.counter(f"seamark_stream_{name}", text)
+            for name, text in (
+                ("appended_rows", "Rows that were appended to stream tables."),
+                ("appended_bytes", "Bytes of these rows in the log."),
+                ("refused_appends", "Appends that were refused until later: memory, a pause, or the log."),
+                ("flushes", "Flushes that added rows to tables."),
+                ("flushed_rows", "Rows that flushes added to tables."),
+                ("failed_flushes", "Flushes that failed; they are tried again."),
+            )
+        }
+        self._counted = dict.fromkeys(self._totals, 0)
 
     def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
         """Set the current values while the log works."""
@@ -369,6 +381,12 @@ class StreamMetrics:
         self._age.set(max(0, age_ms) / 1000)
         self._fresh.set(fresh_files)
         self._failed.set(0)
+
+    def count(self, totals: Mapping[str, int]) -> None:
+        """Set the counts since the start of the server, by the name of the counter."""
+        for name, total in totals.items():
+            self._totals[name].inc(total - self._counted[name])
+            self._counted[name] = total
 
     def log_failed(self) -> None:
         """Record that the log refuses all rows. The other values do not change."""

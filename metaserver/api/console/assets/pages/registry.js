@@ -11,6 +11,7 @@ import { Overview } from "./overview.js";
 import { Query } from "./query.js";
 import { Services } from "./services.js";
 import { Sql } from "./sql.js";
+import { Streams } from "./streams.js";
 import { Table } from "./table.js";
 import { Tables } from "./tables.js";
 import { CatalogTimeline, TableTimeline } from "./timeline.js";
@@ -30,6 +31,7 @@ export const PAGES = [
   { id: "query", title: "Plans", view: Query },
   { id: "timeline", title: "Timeline", view: CatalogTimeline },
   { id: "services", title: "Services", view: Services },
+  { id: "streams", title: "Streams", view: Streams },
   { id: "admin", title: "Access", view: Admin },
   { id: "table", within: "tables", titleOf: ({ parts }) => parts[2] ?? "Table", view: (given) => Table({ ...given, tabs: TABS }) },
 ];

@@ -1,0 +1,152 @@
+"""The reader of `spark.readStream.format("seamark")` for stream tables: rows of files first, then rows of the log.
+
+    spark.readStream.format("seamark").option("uri", …).option("table", "db.t").option("from", "earliest").load()
+
+Spark's offsets are positions of continuous reads (`connector/streams/reader.py`). The rows between two positions are
+always the same, so a batch that Spark repeats after a failure has the same rows. The driver asks the server for the
+steps between the positions. Tasks read files from the storage, and rows of the log from the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql import types as spark_types
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.values import CURRENT
+from seamark.connector.parquet.projection import FileProjection
+from seamark.connector.read.changes import INSERT, SnapshotChange
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.spark.source.reader import CHANGE_TYPE, Options, ReadTask, RowReader, split_tasks
+from seamark.connector.spark.types import for_spark
+from seamark.connector.streams.reader import EARLIEST, StreamReads, plan_step
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.types.schema import Field
+
+ENABLED = "seamark.stream.enabled"
+_POSITION = "position"
+
+
+def reads_rows(options: Options, metadata: TableMetadata) -> bool:
+    """Return whether a stream with these options reads rows of the log, and not only committed snapshots."""
+    if options.from_ is not None:
+        return True
+    return as_bool(metadata.properties, ENABLED, False) and options.start is None and options.at == CURRENT
+
+
+@dataclass
+class LogTask(InputPartition):
+    """The input of one Spark task: rows of the log between two positions."""
+
+    reads: StreamReads
+    start: str
+    end: str
+    fields: Sequence[Field]
+    names: Sequence[str]
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        position = self.start
+        while True:
+            step = self.reads.step(position, until=self.end)
+            if step.is_end:
+                return
+            position = step.position
+            for batch in step.rows.to_batches():
+                yield self._for_spark(batch)
+
+    def _for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with the columns that the query had at its start."""
+        file_fields = [field for field in batch.schema if field.name != CHANGE_TYPE]
+        projection = FileProjection(file_fields, self.fields, {})
+        columns = projection.columns(batch, [field.id for field in self.fields], batch.num_rows)
+        arrays = []
+        by_name = {field.name: field for field in self.fields}
+        for name in self.names:
+            if name not in by_name:  # the kind of the change
+                arrays.append(batch.column(name))
+                continue
+            convert = for_spark(by_name[name].type)
+            column = columns[by_name[name].id]
+            arrays.append(column if convert is None else convert(column))
+        return pa.RecordBatch.from_arrays(arrays, list(self.names))
+
+
+class RowStreamReader(DataSourceStreamReader):
+    """Reads the rows of a table, and then new rows as writers add them."""
+
+    def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
+        """Check the options.
+
+        Raises:
+            BadRequest: An option is not supported.
+        """
+        unsupported = {
+            "where": options.where,
+            "limit": options.limit,
+            "start-snapshot-id": options.start,
+            "end-snapshot-id": options.end,
+        }
+        names = [name for name, value in unsupported.items() if value is not None]
+        if names or options.at != CURRENT:
+            raise BadRequest(
+                f"A stream of rows does not support {names[0] if names else 'a branch, tag, snapshot or time'}; choose "
+                "where to begin with option('from', …), and filter the rows in the query"
+            )
+        self._options, self._table, self._schema = options, table, schema
+        self._reads = StreamReads(
+            options.client, options.table, changes=options.changes, skip_changes=options.skip_changes
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
+        return {}
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802
+        return {_POSITION: self._reads.begin(self._options.from_ or EARLIEST)}
+
+    def latestOffset(self) -> dict[str, str]:  # noqa: N802
+        return {_POSITION: self._reads.locate("latest")}
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch, with the schema at the start of the stream."""
+        position, until = _position_of(start), _position_of(end)
+        tasks: list[InputPartition] = []
+        columns = {field.name: field for field in self._table.schema.fields}
+        names = self._schema.fieldNames()
+        fields = [columns[name] for name in names if name in columns]
+        while True:
+            step = self._reads.step(position, until=until, limit_bytes=0)
+            if step.is_end:
+                return tasks
+            if step.files is None:
+                tasks.append(LogTask(self._reads, position, step.position, fields, names))
+            else:
+                opened, scan_tasks = plan_step(self._reads, step.files)
+                rows = RowReader(replace(opened, schema=self._table.schema), self._schema, TRUE)
+                changes = (SnapshotChange(INSERT, task) for task in scan_tasks)
+                tasks += split_tasks(changes, rows, self._options.split_bytes)
+            position = step.position
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return cast("ReadTask | LogTask", partition).read()
+
+
+def _position_of(offset: dict[str, str]) -> str:
+    """Return the position of an offset of Spark's checkpoint.
+
+    Raises:
+        BadRequest: The checkpoint is of a stream of snapshots.
+    """
+    if _POSITION not in offset:
+        raise BadRequest(
+            "The checkpoint is of a query that read committed snapshots only; set option('start-snapshot-id', …) as in "
+            "that query, or start a new checkpoint"
+        )
+    return offset[_POSITION]

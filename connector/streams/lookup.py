@@ -1,0 +1,230 @@
+"""Looks up rows by key: once from the table, or again and again in a copy of the table in memory.
+
+    with lookup_table(client, "shop.customers", key=["id"]) as customers:
+        customers.get(17)                 # {"id": 17, "name": "Ada"}, or None
+
+The copy follows the table: a thread reads the new rows continuously, and a later row replaces the earlier row with the
+same key. After a change that a continuous read does not return, such as a DELETE, the thread reads the table again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import back_off
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Refused
+from seamark.connector.client.names import Name
+from seamark.connector.read.scans import scan
+from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
+
+_WAIT_S = 2.0
+"""The longest time of one request for new rows. `close` waits as long."""
+_DELETE = "delete"
+
+
+class LookupFailed(Exception):
+    """The copy in memory can no longer follow the table; the cause is the failure."""
+
+
+class LookupTable:
+    """A copy of a table in memory, by key. Use `lookup_table`. Any number of threads may look up."""
+
+    def __init__(self, reads: StreamReads, key: Sequence[str], columns: Sequence[str] | None, *, rows_max: int) -> None:
+        """Start the thread; the arguments are those of `lookup_table`."""
+        self._reads, self._key, self._columns = reads, tuple(key), columns
+        self._rows_max = rows_max
+        self._rows: dict[Any, dict[str, Any]] = {}
+        self._error: Exception | None = None
+        self._failures = 0
+        """The failures since the table was last read completely."""
+        self._closed = threading.Event()
+        self._loaded = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="seamark-lookup", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> LookupTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none.
+
+        Args:
+            key: The value of the key column; a tuple if the key has several columns.
+
+        Raises:
+            LookupFailed: The copy can no longer follow the table.
+        """
+        self._check()
+        return self._rows.get(key)
+
+    def get_many(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """Return the row of each key, None for a key without a row.
+
+        Raises:
+            LookupFailed: The copy can no longer follow the table.
+        """
+        self._check()
+        rows = self._rows  # a reload replaces the dictionary
+        return [rows.get(key) for key in keys]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
+        """Wait for the present rows of the table; return False after `timeout_s`.
+
+        Raises:
+            LookupFailed: The table cannot be read.
+        """
+        is_loaded = self._loaded.wait(timeout_s)
+        self._check()
+        return is_loaded
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise LookupFailed(f"The table can no longer be followed: {self._error}") from self._error
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._follow()
+            except (BadRequest, NotFound) as error:
+                # Rows were removed, or the log no longer has the next rows. If the table can be read from the start,
+                # the copy is correct again.
+                if self._failures:
+                    self._fail(error)
+                    return
+                self._failures = 1
+            except Refused as error:
+                self._fail(error)
+                return
+            except ClientError:
+                back_off(self._failures, first_s=0.2, max_s=5.0)
+                self._failures += 1
+            except Exception as error:  # noqa: BLE001  the callers of `get` must receive it
+                self._fail(error)
+                return
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._loaded.set()
+
+    def _follow(self) -> None:
+        """Read the table from the start, and then its new rows, until a change requires another start."""
+        rows: dict[Any, dict[str, Any]] = {}
+        for batch in iterate(self._reads, EARLIEST, columns=self._columns, wait_s=_WAIT_S):
+            if self._closed.is_set():
+                return
+            if batch is not None:
+                self._apply(batch.rows, rows)
+            elif rows is not self._rows:
+                self._rows = rows  # the present rows are complete
+                self._failures = 0
+                self._loaded.set()
+
+    def _apply(self, batch: pa.RecordBatch, rows: dict[Any, dict[str, Any]]) -> None:
+        kinds = batch.column(CHANGE_TYPE).to_pylist()
+        for row, kind in zip(batch.drop_columns([CHANGE_TYPE]).to_pylist(), kinds, strict=True):
+            key = row[self._key[0]] if len(self._key) == 1 else tuple(row[name] for name in self._key)
+            if kind == _DELETE:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
+        if len(rows) > self._rows_max:
+            raise ValueError(f"the table has more than {self._rows_max:,} keys (rows_max); raise it if memory allows")
+
+
+def lookup_table(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    key: Sequence[str],
+    columns: Sequence[str] | None = None,
+    rows_max: int = 10_000_000,
+    timeout_s: float | None = 600.0,
+) -> LookupTable:
+    """Return a copy of a table in memory that follows the table, for a `with` block.
+
+    Args:
+        client: The client.
+        table: A table that has at most one row for each key, or whose later rows replace earlier rows.
+        key: The columns of the key.
+        columns: The columns to keep, with those of the key; None for all.
+        rows_max: The maximum number of keys in memory.
+        timeout_s: How long to wait for the present rows.
+
+    Raises:
+        LookupFailed: The table cannot be read.
+        TimeoutError: The present rows were not read in time.
+    """
+    if not key:
+        raise BadRequest("key has no column; name the columns that identify a row")
+    if columns is not None and (missing := [name for name in key if name not in columns]):
+        raise BadRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
+    copy = LookupTable(StreamReads(client, table, changes=True, skip_changes=False), key, columns, rows_max=rows_max)
+    try:
+        if not copy.wait_until_loaded(timeout_s):
+            raise TimeoutError(f"The rows of {table} were not read within {timeout_s} s")
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def lookup(
+    client: SeamarkClient, table: Name, keys: Mapping[str, Sequence[Any]], *, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the rows that have one of the keys. The server finds their files by the table's indexes.
+
+    Args:
+        client: The client.
+        table: The table.
+        keys: The values of each key column, by name; several columns have one value for each key.
+        columns: The columns to return; None for all.
+
+    Raises:
+        BadRequest: The keys do not fit the columns.
+        NotFound: The table does not exist.
+    """
+    names = list(keys)
+    lengths = {len(values) for values in keys.values()}
+    if not names or len(lengths) != 1:
+        raise BadRequest("keys has no column, or columns of different lengths; give one value for each key and column")
+    if not next(iter(lengths)):
+        return scan(client, table, columns, where=False).to_arrow()
+    if len(names) == 1:
+        where: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
+        return scan(client, table, columns, where=where).to_arrow()
+    where = _any_of([_all_of(names, values) for values in zip(*keys.values(), strict=True)])
+    return scan(client, table, columns, where=where).to_arrow()
+
+
+def _all_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    expression: dict[str, Any] = {"type": "eq", "term": names[0], "value": values[0]}
+    for name, value in zip(names[1:], values[1:], strict=True):
+        expression = {"type": "and", "left": expression, "right": {"type": "eq", "term": name, "value": value}}
+    return expression
+
+
+def _any_of(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the disjunction as a balanced tree, whose depth is the logarithm of its size."""
+    if len(expressions) == 1:
+        return expressions[0]
+    middle = len(expressions) // 2
+    return {"type": "or", "left": _any_of(expressions[:middle]), "right": _any_of(expressions[middle:])}

@@ -1,0 +1,297 @@
+"""Reads a table continuously: first rows of files, then rows of the log as they arrive, each row once.
+
+    for batch in read_stream(client, "db.t", from_="earliest"):
+        handle(batch.rows)
+        save(batch.position)            # a later read_stream(…, from_=position) goes on after these rows
+
+The server decides what comes next after a position: rows of the log, which it returns, or the files of a snapshot,
+which this module reads. Files are read in the order of their paths, so that a position within a snapshot is a path and
+a number of rows. The memory holds one answer of the server, or one batch of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
+from seamark.connector.client.errors import BadRequest, ServerFailed
+from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.values import CURRENT
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends
+from seamark.formats.iceberg.expressions.expression import TRUE
+
+EARLIEST, LATEST = "earliest", "latest"
+CHANGE_TYPE = "_change_type"
+WAIT_S = 20.0
+"""The longest time of one request that waits for rows."""
+_LIMIT_BYTES = 4 << 20
+_PROGRESS = "~"
+"""Separates the position of the server from the progress within the files of a snapshot."""
+
+
+class StreamBatch(NamedTuple):
+    """Rows of a continuous read, and the position after them."""
+
+    rows: pa.RecordBatch
+    position: str
+
+
+class FileStep(NamedTuple):
+    """The files that a reader reads next.
+
+    Attributes:
+        snapshot_id: The snapshot.
+        start_id: The snapshot after which the files were added; None before the first. Only without `is_scan`.
+        is_scan: Whether all rows of the snapshot are read.
+    """
+
+    snapshot_id: int
+    start_id: int | None
+    is_scan: bool
+
+
+class StreamStep(NamedTuple):
+    """An answer of the server.
+
+    Attributes:
+        position: The position after it.
+        files: The files to read; None for rows of the log.
+        rows: The rows of the log. Their schema has the field ids of the table.
+        is_end: Whether the reader has read everything.
+    """
+
+    position: str
+    files: FileStep | None
+    rows: pa.Table
+    is_end: bool
+
+
+class StreamReads:
+    """Requests for the rows of one table after a position; picklable."""
+
+    def __init__(self, client: SeamarkClient, table: Name, *, changes: bool, skip_changes: bool) -> None:
+        """Keep the arguments of `read_stream`."""
+        self.client, self.table, self.changes = client, table, changes
+        self._query = {"changes": _show_flag(changes), "skip-changes": _show_flag(skip_changes)}
+
+    def locate(self, at: str) -> str:
+        """Return the position at `earliest`, `latest`, `snapshot:ID` or `time:MS`."""
+        answer = self.client._json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
+        return str(answer["position"])
+
+    def begin(self, from_: str | int | datetime) -> str:
+        """Return the position at a place that `read_stream` accepts, without progress within files.
+
+        Raises:
+            BadRequest: The position is within the files of a snapshot.
+        """
+        position, progress = _begin(self, from_)
+        if progress is not None:
+            raise BadRequest("The position is within the files of a snapshot; only read_stream can go on there")
+        return position
+
+    def step(
+        self, after: str, *, until: str | None = None, wait_s: float = 0.0, limit_bytes: int = _LIMIT_BYTES
+    ) -> StreamStep:
+        """Return what follows a position.
+
+        Args:
+            after: The position of the server, without progress within files.
+            until: The position at which the read ends.
+            wait_s: How long the server waits for rows.
+            limit_bytes: The most bytes of rows; 0 to learn only the position after the rows.
+
+        Raises:
+            BadRequest: A snapshot after the position has removed rows.
+            NotFound: Rows after the position are no longer kept.
+        """
+        query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
+        query |= {} if until is None else {"until": until}
+        path = f"{table_path(self.table)}/rows"
+        body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
+        rows = self.client._table(body)
+        about = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
+        try:
+            files = None
+            if about["step"] == "files":
+                start = about.get("start-snapshot-id")
+                files = FileStep(int(about["snapshot-id"]), int(start or 0) or None, start is None)
+            return StreamStep(about["position"], files, rows, about["step"] == "end")
+        except (KeyError, ValueError) as error:
+            raise ServerFailed(f"The answer with rows has no valid {error}") from None
+
+
+def read_stream(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    from_: str | int | datetime = EARLIEST,
+    columns: Sequence[str] | None = None,
+    changes: bool = False,
+    skip_changes: bool = False,
+    follow: bool = True,
+) -> Iterator[StreamBatch]:
+    """Yield the rows of a table, and then its new rows as writers add them.
+
+    Args:
+        client: The client.
+        table: A table. It may be a stream table or any other; rows of streams are read before their flush.
+        from_: Where to begin: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
+            (the rows after it), a time (the rows that the server received at or after it), or the position of a batch.
+        columns: The columns to read; None for all.
+        changes: Whether the batches have the column `_change_type`, with `insert`, `update` or `delete`. Without it, a
+            stream with updates or deletes is refused.
+        skip_changes: Whether to pass snapshots that have removed or replaced rows. By default they are an error.
+        follow: Whether to wait for new rows. If False, the read ends after the present rows.
+
+    Raises:
+        BadRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
+        NotFound: The table does not exist, or rows after the position are no longer kept.
+    """
+    reads = StreamReads(client, table, changes=changes, skip_changes=skip_changes)
+    for batch in iterate(reads, from_, columns=columns, wait_s=WAIT_S if follow else 0.0):
+        if batch is not None:
+            yield batch
+        elif not follow:
+            return
+
+
+def iterate(
+    reads: StreamReads, from_: str | int | datetime, *, columns: Sequence[str] | None, wait_s: float
+) -> Iterator[StreamBatch | None]:
+    """Yield batches without end, and None whenever there are no more rows at present.
+
+    After the first None, each request waits for rows.
+
+    Args:
+        reads: The table.
+        from_: Where to begin, as for `read_stream`.
+        columns: The columns to read; None for all.
+        wait_s: How long to wait for rows before each further None.
+    """
+    position, progress = _begin(reads, from_)
+    shape = _Shape(reads, columns)
+    has_present_rows = False
+    while True:
+        step = reads.step(position, wait_s=wait_s if has_present_rows else 0.0)
+        if step.files is not None:
+            last: tuple[pa.RecordBatch, _Progress] | None = None
+            for batch in shape.read_files(step.files, progress):
+                if last is not None:
+                    yield StreamBatch(last[0], f"{position}{_PROGRESS}{last[1]}")
+                last = batch
+            if last is not None:
+                yield StreamBatch(last[0], step.position)
+        elif progress is not None:
+            raise BadRequest("The position is within files that are not read now; begin at earliest, latest or a time")
+        elif step.rows.num_rows:
+            yield StreamBatch(shape.project(step.rows), step.position)
+        elif step.is_end:
+            has_present_rows = True
+            yield None
+        position, progress = step.position, None
+
+
+class _Progress(NamedTuple):
+    """How far the files of a snapshot were read: all files before `path`, and `rows` rows of it."""
+
+    snapshot_id: int
+    path: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.snapshot_id}{_PROGRESS}{quote(self.path, safe='')}{_PROGRESS}{self.rows}"
+
+
+def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progress | None]:
+    """Return the position of the server, and the progress within the files that follow it."""
+    if isinstance(from_, datetime):
+        return reads.locate(f"time:{int(from_.timestamp() * 1000)}"), None
+    if isinstance(from_, int) or from_.isdecimal():
+        return reads.locate(f"snapshot:{from_}"), None
+    if from_ in (EARLIEST, LATEST) or from_.startswith(("snapshot:", "time:")):
+        return reads.locate(from_), None
+    position, *progress = from_.split(_PROGRESS)
+    if not progress:
+        return position, None
+    try:
+        snapshot, path, rows = progress
+        return position, _Progress(int(snapshot), unquote(path), int(rows))
+    except ValueError:
+        raise BadRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
+
+
+class _Shape:
+    """The columns of the batches, and the schema in which the rows are read. The schema follows the table."""
+
+    def __init__(self, reads: StreamReads, columns: Sequence[str] | None) -> None:
+        self._reads = reads
+        self._columns = columns
+        self._changes = reads.changes
+
+    def read_files(self, step: FileStep, progress: _Progress | None) -> Iterator[tuple[pa.RecordBatch, _Progress]]:
+        """Yield the rows of files, and the progress after them."""
+        if progress is not None and progress.snapshot_id != step.snapshot_id:
+            raise BadRequest(
+                f"The position is within snapshot {progress.snapshot_id}, and snapshot {step.snapshot_id} follows it: "
+                "the table was rolled back. Begin at earliest, latest or a snapshot"
+            )
+        table, tasks = plan_step(self._reads, step)
+        reader = TaskReader(plan_read(table, self._columns, TRUE), table.storage)
+        for task in tasks:
+            if progress is not None and task.path < progress.path:
+                continue
+            skipped = progress.rows if progress is not None and task.path == progress.path else 0
+            read_rows = skipped
+            for batch in skip_rows(reader.read(task), skipped):
+                read_rows += batch.num_rows
+                yield self._add_kind(batch), _Progress(step.snapshot_id, task.path, read_rows)
+
+    def project(self, rows: pa.Table) -> pa.RecordBatch:
+        """Return rows of the log with the columns of the read."""
+        if self._columns is not None:
+            names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
+            unknown = [name for name in names if name not in rows.schema.names]
+            if unknown:
+                raise BadRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
+            rows = rows.select(names)
+        plain = pa.schema([field.remove_metadata() for field in rows.schema])
+        batch = pa.concat_batches(rows.to_batches())
+        return pa.RecordBatch.from_arrays(batch.columns, schema=plain)
+
+    def _add_kind(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._changes:
+            return batch
+        return batch.append_column(CHANGE_TYPE, pa.array(["insert"] * batch.num_rows, pa.string()))
+
+
+def plan_step(reads: StreamReads, step: FileStep) -> tuple[OpenTable, list[ScanTask]]:
+    """Return the table at the snapshot of a step with its current schema, and the files, ordered by path."""
+    opened = open_table(reads.client, reads.table, CURRENT)
+    table = replace(opened, snapshot_id=step.snapshot_id)
+    if step.is_scan:
+        tasks = plan(reads.client, table, columns=[field.name for field in table.schema.fields])
+    else:
+        tasks = plan_appends(reads.client, table, step.start_id, step.snapshot_id)
+    return table, sorted(tasks, key=lambda task: task.path)
+
+
+def skip_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the batches without their first `rows` rows."""
+    left = rows
+    for batch in batches:
+        if batch.num_rows > left:
+            yield batch.slice(left)
+        left = max(0, left - batch.num_rows)
+
+
+def _show_flag(flag: bool) -> str:
+    return "true" if flag else "false"

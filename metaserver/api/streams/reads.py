@@ -1,0 +1,310 @@
+"""Routes of continuous reads: where a reader begins, and the rows after a position.
+
+The server returns rows that only the log has, or has longest. Rows that are in files are read by the client: an answer
+then names the snapshot whose files the client reads. So a reader that is far behind costs the server no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import pyarrow as pa
+from aiohttp import web
+
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.http.bodies import QUICK_BYTES
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Answer, Call, Route
+from seamark.metaserver.api.plans.planning import POINTERS
+from seamark.metaserver.log.port import RowKind, Shard, StreamLog
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.streams.log_reads import ReadRows, read_log, shards_of
+from seamark.metaserver.streams.positions import (
+    End,
+    Files,
+    LogRows,
+    ReadableTable,
+    Step,
+    move_to_time,
+    next_step,
+    parse_position,
+    position_after_snapshot,
+    position_earliest,
+    position_latest,
+    snapshot_at,
+)
+from seamark.metaserver.timeline.timeline import Watcher
+
+_LIMIT_BYTES = 4 << 20
+_LIMIT_BYTES_MAX = 32 << 20
+_TRIM_TRIES = 3
+"""The maximum number of times that a step is chosen again because the retention of the log was faster."""
+_CHANGE_TYPE = "_change_type"
+_TABLE = "/api/v1/tables/{namespace}/{table}"
+_KIND_NAMES = {RowKind.INSERT: "insert", RowKind.UPDATE: "update", RowKind.DELETE: "delete"}
+
+
+class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
+    position: Annotated[str, doc("Pass it as `after` to read the rows after this position.")]
+
+
+@Route(
+    "GET",
+    f"{_TABLE}/stream/position",
+    "loadStreamPosition",
+    "Returns the position at which a continuous read begins",
+    tags=("streams",),
+    parameters=(
+        Parameter(
+            "at",
+            "query",
+            "`earliest`: the present rows, and then all later rows. `latest`: later rows only. `snapshot:ID`: the rows "
+            "after a snapshot; 0 means before the first snapshot. `time:MS`: the rows that were appended at or after a "
+            "time, in milliseconds since the epoch.",
+            {"type": "string"},
+        ),
+    ),
+    answers=(
+        ResponseSpec(200, "The position", StreamPosition),
+        ResponseSpec(400, "`at` is invalid, or the snapshot is not an ancestor of the current snapshot"),
+        ResponseSpec(404, "No such table, or snapshots after the start have expired"),
+        ResponseSpec(503, "Another server has the log"),
+    ),
+)
+async def load_stream_position(call: Call) -> StreamPosition:
+    entry, table, log = await _load(call)
+    at = call.query.get("at", "earliest")
+    if at == "earliest":
+        position = position_earliest(entry.uuid, table)
+    elif at == "latest":
+        position = position_latest(entry.uuid, table)
+    elif at.startswith("snapshot:"):
+        position = position_after_snapshot(entry.uuid, table, _parse_whole(at, "snapshot") or None)
+    elif at.startswith("time:"):
+        time_ms = _parse_whole(at, "time")
+        position = position_after_snapshot(entry.uuid, table, snapshot_at(table, time_ms))
+        if log is not None:
+            offsets = {number: await log.offset_at(Shard(entry.uuid, number), time_ms) for number in table.shards}
+            position = move_to_time(position, table.shards, offsets)
+    else:
+        raise BadRequest(f"at is {at[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
+    return StreamPosition(position.encode())
+
+
+def _parse_whole(at: str, name: str) -> int:
+    text = at.partition(":")[2]
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise BadRequest(f"at is {at[:60]!r}; after {name}: it must have a whole number")
+    return int(text)
+
+
+@Route(
+    "GET",
+    f"{_TABLE}/rows",
+    "readRows",
+    "Returns the rows after a position of a continuous read, as an Arrow IPC stream; waits for rows if asked",
+    tags=("streams",),
+    parameters=(
+        Parameter("after", "query", "The position: of loadStreamPosition, or of the last answer.", {"type": "string"}),
+        Parameter("until", "query", "A position at which the read ends.", {"type": "string"}),
+        Parameter(
+            "wait",
+            "query",
+            "Seconds to wait for rows (long-poll); at most the setting watch_timeout_s.",
+            {"type": "number", "minimum": 0},
+        ),
+        Parameter(
+            "limit-bytes",
+            "query",
+            f"The size in the log from which no further batch is added; default {_LIMIT_BYTES}. 0 returns the position "
+            "after the rows, and no rows.",
+            {"type": "integer", "minimum": 0, "maximum": _LIMIT_BYTES_MAX},
+        ),
+        Parameter(
+            "changes",
+            "query",
+            f"true adds the column `{_CHANGE_TYPE}` (insert, update or delete). Without it, rows that are not inserts "
+            "are refused.",
+            {"type": "boolean"},
+        ),
+        Parameter(
+            "skip-changes",
+            "query",
+            "true passes snapshots that have removed or replaced rows. By default they are refused.",
+            {"type": "boolean"},
+        ),
+    ),
+    answers=(
+        ResponseSpec(
+            200,
+            "An Arrow IPC stream. Its schema's metadata has `step` (`rows`, `files` or `end`) and `position`, the "
+            "position after this answer. With `files`, the rows are those of the snapshot `snapshot-id` in the table's "
+            "files: all of them if there is no `start-snapshot-id`, else those that it has added after that snapshot "
+            "(0: after none)",
+        ),
+        ResponseSpec(400, "A parameter is invalid, or a snapshot after the position has removed rows"),
+        ResponseSpec(404, "No such table, or rows after the position are no longer kept"),
+        ResponseSpec(503, "Another server has the log, or too many clients wait"),
+    ),
+    waits=True,
+    streams=True,
+)
+async def read_rows(call: Call) -> Answer:
+    query = call.query
+    if "after" not in query:
+        raise BadRequest("after is missing; request the first position from …/stream/position")
+    limit_bytes = _parse_limit(query.get("limit-bytes"))
+    wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
+    skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
+    for attempt in range(_TRIM_TRIES):
+        entry, table, log = await _load(call)
+        until = parse_position(query["until"], entry.uuid) if "until" in query else None
+        position = parse_position(query["after"], entry.uuid)
+        choose = partial(next_step, position, until=until, skips_changes=skips_changes)
+        step = choose(table)
+        if isinstance(step, End) and wait_s > 0 and until is None:
+            step, table = await _wait_for_rows(call, entry, step, choose, wait_s)
+            await call.recheck(call.namespace)
+        if not isinstance(step, LogRows):
+            return _answer(_encode([], _describe(step)))
+        if limit_bytes == 0:
+            after = step.position.advance({shard: end for shard, (_, end) in step.ranges.items()})
+            return _answer(_encode([], {"step": "rows", "position": after.encode()}))
+        assert log is not None
+        try:
+            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes)
+        except OffsetOutOfRange:
+            if attempt + 1 == _TRIM_TRIES:
+                raise
+            continue
+        about = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
+        decode = partial(_decode, call, rows, table, about, has_kinds)
+        return _answer(decode() if rows.size_bytes <= QUICK_BYTES else await call.in_turn(decode))
+    raise AssertionError("the loop returns or raises")
+
+
+async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
+    """Return the table with the state of its shards at one moment, and its log if it has rows of a stream."""
+    entry = await call.app[POINTERS].entry(call.namespace, call.name)
+    if uuid is not None and entry.uuid != uuid:
+        raise BadRequest(f"{show(call.namespace, call.name)} was replaced by another table; begin again at earliest")
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    flushed = entry.parse_flushed_offsets()
+    if not flushed:
+        return entry, ReadableTable(metadata, {}, {}), None
+    log = await call.components.streams.open_log(entry, metadata)
+    return entry, ReadableTable(metadata, flushed, shards_of(log, entry.uuid, flushed)), log
+
+
+async def _wait_for_rows(
+    call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
+) -> tuple[Step, ReadableTable]:
+    """Return the first step with rows, or the last step after `wait_s`."""
+    clock = call.components.clock
+    until_s = clock.monotonic() + wait_s
+    async with _watch_table(call, entry.uuid) as watcher:
+        while True:
+            watcher.woken.clear()
+            _, table, log = await _load(call, uuid=entry.uuid)
+            step = choose(table)
+            left_s = until_s - clock.monotonic()
+            if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
+                return step, table
+            marks = {Shard(entry.uuid, number): step.position.offset(number) for number in table.shards}
+            await _wait_for_either(watcher, log, marks, left_s)
+
+
+@asynccontextmanager
+async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
+    """Wake a watcher for each commit of a table from now on."""
+    timeline = call.components.timeline
+    async with timeline.watch_instants(InstantFilter(uuid=uuid, since=await timeline.head())) as watcher:
+        yield watcher
+
+
+async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mapping[Shard, int], wait_s: float) -> None:
+    """Wait until the table has a commit, or the log has rows, or the time has passed."""
+    waits: list[asyncio.Task[bool]] = [asyncio.create_task(watcher.woken.wait(), name="wait for a commit")]
+    if log is not None:
+        waits.append(asyncio.create_task(log.wait(marks, wait_s), name="wait for rows"))
+    try:
+        done, _ = await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    for task in done:
+        task.result()  # The log may have failed.
+
+
+def _describe(step: Files | End) -> dict[str, str]:
+    if isinstance(step, End):
+        return {"step": "end", "position": step.position.encode()}
+    about = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
+    return about if step.is_scan else {**about, "start-snapshot-id": str(step.parent_id or 0)}
+
+
+def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str, str], has_kinds: bool) -> bytes:
+    """Return the answer with rows of the log.
+
+    Raises:
+        BadRequest: A row is not an insert, and the reader did not ask for changes.
+    """
+    batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
+    if has_kinds:
+        batches = [_add_kinds(batch, kinds) for batch, kinds in zip(batches, rows.kinds, strict=True)]
+    elif any(max(kinds, default=0) != RowKind.INSERT for kinds in rows.kinds):
+        raise BadRequest("The stream has updates or deletes; pass changes=true, and read their kind from _change_type")
+    return _encode(batches, about)
+
+
+def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
+    names = [_KIND_NAMES[RowKind(kind)] for kind in kinds] or ["insert"] * batch.num_rows
+    return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
+
+
+def _encode(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> bytes:
+    schema = batches[0].schema if batches else pa.schema([])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema.with_metadata(dict(about))) as stream:
+        if batches:
+            stream.write_table(pa.Table.from_batches(batches).combine_chunks())
+    return bytes(sink.getvalue())
+
+
+def _answer(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=ARROW_STREAM)
+
+
+def _parse_limit(text: str | None) -> int:
+    if text is None:
+        return _LIMIT_BYTES
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _LIMIT_BYTES_MAX):
+        raise BadRequest(f"limit-bytes is {text[:40]!r}; it must be a number from 0 to {_LIMIT_BYTES_MAX}")
+    return int(text)
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0:
+        raise BadRequest(f"wait is {text[:40]!r}; it must be a number of seconds, 0 or more")
+    return seconds
+
+
+def _parse_flag(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false")
+    if text not in ("true", "false"):
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
+    return text == "true"

@@ -1,0 +1,67 @@
+"""The problems of a stream table: rows that wait too long for a flush, a pause, full memory, a full disk of the log."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.services.proposer import Problem
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.streams.pauses import pause_of
+from seamark.metaserver.streams.streams import Streams
+
+_LATE_INTERVALS = 3
+"""The age of the oldest row, in flush intervals, from which the flushes of a table are late."""
+_LATE_MS_MIN = 5_000
+_FULL_MEMORY = 0.5
+_FULL_DISK = 0.95
+
+
+def stream_problems(
+    table_uuid: str, metadata: TableMetadata, streams: Streams, settings: Settings, now_ms: int
+) -> Iterator[Problem]:
+    """Yield what is wrong with the stream of a table on this server.
+
+    Args:
+        table_uuid: The UUID of the table.
+        metadata: The metadata of a table that has, or had, rows in the log.
+        streams: The streams of the server.
+        settings: The settings of the server.
+        now_ms: The time.
+    """
+    reason = pause_of(metadata)
+    if reason is not None:
+        yield Problem("paused stream", f"the table takes no rows: {reason}", "writers of rows are refused")
+    report = streams.report_flushes(table_uuid)
+    if report is not None and report.oldest_ms is not None:
+        late_ms = max(_LATE_MS_MIN, _LATE_INTERVALS * report.interval_ms)
+        age_ms = now_ms - report.oldest_ms
+        if age_ms > late_ms:
+            why = f"; the last flush failed: {report.error}" if report.failures else ""
+            yield Problem(
+                "late flush",
+                f"the oldest row waits for {age_ms / 1000:.0f} s, the interval is {report.interval_ms / 1000:g} s{why}",
+                "engines that plan by themselves do not see these rows, and they take memory and disk",
+            )
+    if streams.size_bytes > _FULL_MEMORY * settings.stream_memory_bytes:
+        yield Problem(
+            "full stream memory",
+            f"rows of all stream tables take {streams.size_bytes:,} of {settings.stream_memory_bytes:,} bytes",
+            "writers get 429 until flushes catch up; raise stream_memory_bytes if this lasts",
+        )
+    yield from _disk_problems(settings.home)
+
+
+def _disk_problems(folder: Path) -> Iterator[Problem]:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return  # The log reports failures of its disk itself.
+    if usage.used > _FULL_DISK * usage.total:
+        yield Problem(
+            "full log disk",
+            f"the disk of the log has {usage.free:,} of {usage.total:,} bytes free",
+            "a full disk refuses all rows; make room, or lower stream_log_retention_bytes",
+        )

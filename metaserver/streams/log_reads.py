@@ -1,0 +1,68 @@
+"""Reads rows of the log for continuous readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from seamark.metaserver.log.port import Shard, ShardState, StreamLog
+from seamark.metaserver.streams.row_files import RowSlice
+
+
+class ReadRows(NamedTuple):
+    """Rows that were read from the log.
+
+    Attributes:
+        slices: The rows, by shard and in the order of the log.
+        kinds: The kinds of the rows of each slice, one byte for each row; empty if all rows are inserts.
+        offsets: The offset after the last row that was read, by shard.
+    """
+
+    slices: list[RowSlice]
+    kinds: list[bytes]
+    offsets: dict[int, int]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.slices)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the batches of the log from which the rows are."""
+        return sum(len(piece.payload) for piece in self.slices)
+
+
+async def read_log(
+    log: StreamLog, table_uuid: str, ranges: Mapping[int, tuple[int, int]], *, limit_bytes: int
+) -> ReadRows:
+    """Return rows of the ranges, from the start of each range on.
+
+    Args:
+        log: The log.
+        table_uuid: The table.
+        ranges: The first offset, and the offset after the last row, by shard.
+        limit_bytes: The size at which no further batch is read. At least one batch of each shard is returned.
+
+    Raises:
+        OffsetOutOfRange: The log has removed the rows meanwhile.
+    """
+    rows = ReadRows([], [], {})
+    share_bytes = max(1, limit_bytes // max(1, len(ranges)))
+    for number, (start, end) in sorted(ranges.items()):
+        shard, at, left_bytes = Shard(table_uuid, number), start, share_bytes
+        while at < end and left_bytes > 0:
+            for record in await log.read(shard, at, limit_bytes=left_bytes, end=end):
+                stop = min(record.end, end)
+                first = at - record.offset
+                rows.slices.append(RowSlice(record.batch.payload, first, stop - at))
+                rows.kinds.append(record.batch.kinds[first : stop - record.offset])
+                left_bytes -= record.batch.size_bytes
+                at = stop
+        rows.offsets[number] = at
+    return rows
+
+
+def shards_of(log: StreamLog, table_uuid: str, numbers: Iterable[int]) -> dict[int, ShardState]:
+    """Return the state of each shard of a table; a shard without rows begins and ends at 0."""
+    states = {shard.number: state for shard, state in log.shards(table_uuid).items()}
+    return {number: states.get(number) or ShardState(0, 0, 0, 0) for number in numbers}

@@ -1,0 +1,65 @@
+"""Pauses of stream tables: a paused table refuses rows, and its flushes go on. A pause is a property of the table."""
+
+from __future__ import annotations
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import RetryLater
+
+PAUSED = "seamark.stream.paused"
+"""The property of a paused table; its value is the reason."""
+REASON_CHARACTERS_MAX = 500
+_RETRY_S = 5
+
+
+class StreamPaused(RetryLater):
+    """The table is paused, and takes no rows until it is resumed."""
+
+
+def pause_of(metadata: TableMetadata) -> str | None:
+    """Return the reason of the pause; None if the table takes rows."""
+    return metadata.properties.get(PAUSED)
+
+
+class Pauses:
+    """The pauses that this server has set.
+
+    A request may have read the table before the pause, and append its rows later. Such rows are refused too, so that
+    a drained table stays empty.
+    """
+
+    def __init__(self) -> None:
+        self._updated_ms: dict[str, int] = {}
+        """The time of the metadata that has the pause, by the UUID of the table."""
+
+    def record(self, table_uuid: str, metadata: TableMetadata) -> None:
+        """Record that this server has paused a table."""
+        self._updated_ms[table_uuid] = metadata.last_updated_ms
+
+    def forget(self, table_uuid: str) -> None:
+        """Record that this server has resumed a table."""
+        self._updated_ms.pop(table_uuid, None)
+
+    def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
+        """Check that a table takes rows.
+
+        Args:
+            table_uuid: The table.
+            metadata: The metadata that the request has read.
+            subject: The name of the table, for the message.
+
+        Raises:
+            StreamPaused: The table is paused.
+        """
+        reason = pause_of(metadata)
+        paused_ms = self._updated_ms.get(table_uuid)
+        if reason is None and paused_ms is not None:
+            if metadata.last_updated_ms > paused_ms:  # Another server has resumed it.
+                del self._updated_ms[table_uuid]
+            else:
+                reason = "it was paused while the request was read"
+        if reason is not None:
+            raise StreamPaused(
+                f"{subject} is paused and takes no rows ({reason}); send them again after "
+                f"`seamark stream resume {subject}`",
+                _RETRY_S,
+            )

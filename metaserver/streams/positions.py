@@ -1,0 +1,439 @@
+"""Positions of continuous reads, and the decision what a reader reads next. Pure.
+
+The history of a table is the sequence of its snapshots, in which the rows of a stream are also rows of the log. A
+position says which snapshots a reader has read, and up to which offset it has read each shard. Rows of the log are
+identified by their offsets, so a row that was read before its flush is not read again: each snapshot of a flush states
+the offsets of its rows. The rules for the snapshots after a position, oldest first:
+
+- A flush: its rows that are before the offsets of the position were read. The others are read from the log. If the log
+  has removed them, the files of the snapshot are read, if none of its rows was read before.
+- An append of another writer: its files are read.
+- A rewrite of files, such as a compaction: nothing is read.
+- All others have removed rows. They are refused, or skipped with `skips_changes`.
+
+After the last snapshot, the reader reads the rows of the log that are not flushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
+from seamark.metaserver.log.port import ShardState
+from seamark.metaserver.store.operations import FlushedRange
+
+_VERSION = "1"
+_NONE = "none"
+_SCAN = "scan"
+_AFTER = "after"
+_SHARDS_MAX = 1 << 10
+_NUMBER_MAX = 1 << 63
+FLUSH_OFFSETS = "stream-offsets"
+"""The key in the summary of the snapshot of a flush: the offsets of its rows, as `shard:start-end` joined by commas."""
+_OPERATION, _APPEND = "operation", "append"
+
+
+class ReadPosition(msgspec.Struct, frozen=True):
+    """What a continuous reader has read.
+
+    Attributes:
+        table_uuid: The table.
+        snapshot_id: The last snapshot that was read; None before the first snapshot.
+        offsets: The offset of the next row of each shard. A shard that is missing begins at 0.
+        is_scan: Whether the rows of `snapshot_id` are still to be read, all at once.
+    """
+
+    table_uuid: str
+    snapshot_id: int | None
+    offsets: tuple[int, ...]
+    is_scan: bool = False
+
+    def offset(self, shard: int) -> int:
+        """Return the offset of the next row of a shard."""
+        return self.offsets[shard] if shard < len(self.offsets) else 0
+
+    def advance(self, offsets: Mapping[int, int]) -> ReadPosition:
+        """Return the position with later offsets of some shards. No offset moves back."""
+        count = max(len(self.offsets), *(shard + 1 for shard in offsets), 0)
+        moved = tuple(max(self.offset(shard), offsets.get(shard, 0)) for shard in range(count))
+        return msgspec.structs.replace(self, offsets=moved)
+
+    def encode(self) -> str:
+        """Return the position as a token."""
+        snapshot = _NONE if self.snapshot_id is None else str(self.snapshot_id)
+        offsets = "-".join(map(str, self.offsets))
+        return ".".join((_VERSION, self.table_uuid, snapshot, offsets, _SCAN if self.is_scan else _AFTER))
+
+
+def parse_position(token: str, table_uuid: str) -> ReadPosition:
+    """Return the position of a token.
+
+    Raises:
+        BadRequest: The token was not issued for the table.
+    """
+    parts = token.split(".")
+    try:
+        version, uuid_text, snapshot, offset_texts, mode = parts
+        uuid = str(UUID(uuid_text))
+        offsets = tuple(_parse_number(text) for text in offset_texts.split("-")) if offset_texts else ()
+        position = ReadPosition(
+            uuid, None if snapshot == _NONE else _parse_number(snapshot), offsets, is_scan=mode == _SCAN
+        )
+        if version != _VERSION or mode not in (_SCAN, _AFTER) or len(offsets) > _SHARDS_MAX:
+            raise ValueError
+    except ValueError:
+        raise BadRequest(
+            f"The position {token[:100]!r} was not issued by this server; begin at earliest, latest, a snapshot or a "
+            "time"
+        ) from None
+    if uuid != table_uuid:
+        raise BadRequest(
+            f"The position is of the table {uuid}, and the name refers to the table {table_uuid} now: the table was "
+            "dropped and created again. Begin at earliest, latest, a snapshot or a time"
+        )
+    return position
+
+
+def _parse_number(text: str) -> int:
+    number = int(text)
+    if not (text.isascii() and text.isdecimal() and number < _NUMBER_MAX):
+        raise ValueError
+    return number
+
+
+def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
+    """Return the value of `FLUSH_OFFSETS` for the rows of a flush."""
+    return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
+
+
+def parse_ranges(snapshot: Snapshot) -> tuple[FlushedRange, ...] | None:
+    """Return the rows that the snapshot of a flush has added; None for any other snapshot."""
+    if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
+        return None
+    text = snapshot.summary_map().get(FLUSH_OFFSETS)
+    if text is None:
+        return None
+    try:
+        ranges = []
+        for part in text.split(","):
+            shard, _, offsets = part.partition(":")
+            start, _, end = offsets.partition("-")
+            ranges.append(FlushedRange(_parse_number(shard), _parse_number(start), _parse_number(end)))
+    except ValueError:
+        return None  # A client has written the summary.
+    return tuple(ranges)
+
+
+class Files(NamedTuple):
+    """A step that reads files.
+
+    Attributes:
+        snapshot_id: The snapshot whose files are read.
+        parent_id: The snapshot before it, if only the files that `snapshot_id` has added are read.
+        is_scan: Whether all rows of the snapshot are read.
+        position: The position after these rows.
+    """
+
+    snapshot_id: int
+    parent_id: int | None
+    is_scan: bool
+    position: ReadPosition
+
+
+class LogRows(NamedTuple):
+    """A step that reads rows of the log.
+
+    Attributes:
+        ranges: The first offset, and the offset after the last row, of each shard with rows.
+        position: The position before these rows. All snapshots that need no reading are passed.
+    """
+
+    ranges: Mapping[int, tuple[int, int]]
+    position: ReadPosition
+
+
+class End(NamedTuple):
+    """A step without rows: the reader has read everything, up to `position`."""
+
+    position: ReadPosition
+
+
+Step: TypeAlias = Files | LogRows | End
+
+
+class ReadableTable(NamedTuple):
+    """The state of a table at one moment, from which steps are chosen.
+
+    Attributes:
+        flushed: The flushed offset of each shard, which belongs to the current snapshot of `metadata`.
+        shards: The shards in the log.
+    """
+
+    metadata: TableMetadata
+    flushed: Mapping[int, int]
+    shards: Mapping[int, ShardState]
+
+
+def next_step(
+    position: ReadPosition, table: ReadableTable, *, until: ReadPosition | None = None, skips_changes: bool = False
+) -> Step:
+    """Return what a reader at `position` reads next.
+
+    Args:
+        position: The position of the reader.
+        table: The table.
+        until: A position at which the reader ends.
+        skips_changes: Whether snapshots that have removed rows are passed without an error.
+
+    Raises:
+        BadRequest: Rows were removed, or a snapshot is not an ancestor of the current snapshot.
+        OffsetOutOfRange: The log no longer has the next rows, and files do not have exactly these rows.
+    """
+    if position.is_scan and position.snapshot_id is not None:
+        return _scan(position.snapshot_id, position, table)
+    position = msgspec.structs.replace(position, is_scan=False)
+    ranges: dict[int, tuple[int, int]] = {}
+    ahead = position  # the position after `ranges`
+    for snapshot in _snapshots_after(position, table, until):
+        flushed = parse_ranges(snapshot)
+        if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
+            ranges |= {moved.shard: (position.offset(moved.shard), moved.end) for moved in missing}
+            ahead = ahead.advance({moved.shard: moved.end for moved in missing})
+        elif ranges:  # The next request reads this snapshot.
+            return LogRows(ranges, position)
+        else:
+            passed = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+            step = _read_files(passed, snapshot, flushed, skips_changes)
+            if isinstance(step, Files):
+                return step
+            ahead = step
+        if not ranges:
+            position = ahead = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+    if until is None or until.snapshot_id == table.metadata.current_snapshot_id:
+        if not ranges:
+            position = ahead = _skip_rolled_back(position, table.flushed, skips_changes)
+        elif any(ahead.offset(shard) < offset for shard, offset in table.flushed.items()):
+            return LogRows(ranges, position)  # The next request reports the rollback.
+    for shard, (_, end) in _find_unflushed(ahead, table.shards, until).items():
+        ranges[shard] = (position.offset(shard), end)
+    return LogRows(ranges, position) if ranges else End(position)
+
+
+def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
+    if table.metadata.snapshot(snapshot_id) is None:
+        raise OffsetOutOfRange(
+            f"Snapshot {snapshot_id}, whose rows were being read, has expired; begin again at earliest"
+        )
+    return Files(snapshot_id, None, True, msgspec.structs.replace(position, is_scan=False))
+
+
+def _snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
+    """Return the snapshots after a position up to the end, oldest first.
+
+    Raises:
+        BadRequest: The position is not in the history of the current snapshot.
+        OffsetOutOfRange: Snapshots after the position have expired.
+    """
+    metadata = table.metadata
+    end_id = metadata.current_snapshot_id if until is None else until.snapshot_id
+    path: list[Snapshot] = []
+    seen: set[int] = set()
+    snapshot_id = end_id
+    while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in seen:
+        snapshot = metadata.snapshot(snapshot_id)
+        if snapshot is None:
+            if position.snapshot_id is not None and metadata.snapshot(position.snapshot_id) is not None:
+                break  # The position is on another branch of the history.
+            raise OffsetOutOfRange(
+                f"Snapshot {snapshot_id} has expired, and the reader has not read it; begin again at earliest, latest "
+                "or a snapshot of the table"
+            )
+        seen.add(snapshot_id)
+        path.append(snapshot)
+        snapshot_id = snapshot.parent_snapshot_id
+    if snapshot_id != position.snapshot_id:
+        raise BadRequest(
+            f"Snapshot {position.snapshot_id} of the position is not an ancestor of snapshot {end_id}: the table was "
+            "rolled back or replaced. Begin again at earliest, latest or a snapshot of the table"
+        )
+    return path[::-1]
+
+
+def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_changes: bool) -> ReadPosition:
+    """Return the position after rows that were flushed and then removed by a rollback.
+
+    Raises:
+        BadRequest: There are such rows, and the reader does not skip changes.
+    """
+    missing = {shard: start for shard, start in starts.items() if position.offset(shard) < start}
+    if not missing:
+        return position
+    if not skips_changes:
+        shard, start = next(iter(missing.items()))
+        raise BadRequest(
+            f"The rows {position.offset(shard)} to {start} of shard {shard} were flushed, and a rollback has removed "
+            "them. Skip such changes with skip-changes=true, or begin at the current snapshot"
+        )
+    return position.advance(missing)
+
+
+def _find_in_log(
+    position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
+) -> list[FlushedRange] | None:
+    """Return the ranges of a flush that were not read; None if the log does not have all of their rows."""
+    if any(position.offset(moved.shard) < moved.start for moved in ranges):
+        return None  # A rollback has removed rows before this flush.
+    unread = [moved for moved in ranges if position.offset(moved.shard) < moved.end]
+    for moved in unread:
+        state = shards.get(moved.shard)
+        if state is None or not state.start <= position.offset(moved.shard) or state.watermark < moved.end:
+            return None
+    return unread
+
+
+def _read_files(
+    passed: ReadPosition, snapshot: Snapshot, flushed: Sequence[FlushedRange] | None, skips_changes: bool
+) -> Files | ReadPosition:
+    """Return how the files of a snapshot are read, or the position after it if nothing of it is read.
+
+    Args:
+        passed: The position of the reader, whose last snapshot is `snapshot`.
+        snapshot: The snapshot.
+        flushed: The rows that it has flushed, if it is a flush whose rows are not all in the log.
+        skips_changes: Whether snapshots that have removed rows are passed without an error.
+
+    Raises:
+        BadRequest: The snapshot, or a rollback before it, has removed rows.
+        OffsetOutOfRange: The log has removed the rows, and some rows of the files were read before.
+    """
+    files = Files(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, passed)
+    operation = snapshot.summary_map().get(_OPERATION, "unknown")
+    if flushed is not None:
+        if operation != _APPEND:
+            raise OffsetOutOfRange(
+                f"The log has removed rows that snapshot {snapshot.snapshot_id} has flushed, and its files do not "
+                "state which rows they replace; begin again at earliest"
+            )
+        position = _skip_rolled_back(passed, {moved.shard: moved.start for moved in flushed}, skips_changes)
+        for moved in flushed:
+            if position.offset(moved.shard) != moved.start:
+                raise OffsetOutOfRange(
+                    f"The log has removed rows before the offset {moved.end} of shard {moved.shard}, and the files of "
+                    f"snapshot {snapshot.snapshot_id} also have rows that were read before. To read these rows again, "
+                    f"begin at snapshot:{snapshot.parent_snapshot_id or 0}; to leave out the others, begin at "
+                    f"snapshot:{snapshot.snapshot_id}. A longer stream_log_retention_s keeps rows for slow readers"
+                )
+        return files._replace(position=position.advance({moved.shard: moved.end for moved in flushed}))
+    if is_replace(snapshot):
+        return passed
+    if operation == _APPEND:
+        return files
+    if skips_changes:
+        return passed
+    raise BadRequest(
+        f"Snapshot {snapshot.snapshot_id} (operation {operation}) has removed or replaced rows, and a continuous read "
+        "returns only new rows. Skip such snapshots with skip-changes=true, or begin after it at "
+        f"snapshot:{snapshot.snapshot_id}"
+    )
+
+
+def _find_unflushed(
+    position: ReadPosition, shards: Mapping[int, ShardState], until: ReadPosition | None
+) -> dict[int, tuple[int, int]]:
+    """Return the rows of the log from the position on, up to the end.
+
+    Raises:
+        BadRequest: The position is of another log.
+        OffsetOutOfRange: The log has removed some of the rows.
+    """
+    ranges: dict[int, tuple[int, int]] = {}
+    for shard, state in sorted(shards.items()):
+        start = position.offset(shard)
+        end = state.watermark if until is None else min(state.watermark, until.offset(shard))
+        if start > state.watermark:
+            raise BadRequest(
+                f"The position has the offset {start} of shard {shard}, and the log ends at {state.watermark}; it is a "
+                "position of another log. Begin at earliest, latest or a snapshot"
+            )
+        if start >= end:
+            continue
+        if start < state.start:
+            raise OffsetOutOfRange(
+                f"The log has removed the row {start} of shard {shard}; begin again at earliest, latest or a snapshot"
+            )
+        ranges[shard] = (start, end)
+    return ranges
+
+
+# Where a reader begins
+
+
+def position_earliest(table_uuid: str, table: ReadableTable) -> ReadPosition:
+    """Return the position of a reader that reads the present rows first, and then all later rows."""
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True)
+    return start.advance(table.flushed)
+
+
+def position_latest(table_uuid: str, table: ReadableTable) -> ReadPosition:
+    """Return the position after all present rows."""
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, ()).advance(table.flushed)
+    return start.advance({shard: state.watermark for shard, state in table.shards.items()})
+
+
+def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: int | None) -> ReadPosition:
+    """Return the position after all rows of a snapshot.
+
+    Args:
+        table_uuid: The UUID of the table.
+        table: The table.
+        snapshot_id: The snapshot; None for the position before the first snapshot.
+
+    Raises:
+        BadRequest: The snapshot is not an ancestor of the current snapshot.
+        OffsetOutOfRange: Snapshots after it have expired.
+    """
+    if snapshot_id is not None and table.metadata.snapshot(snapshot_id) is None:
+        raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
+    start = ReadPosition(table_uuid, snapshot_id, ())
+    offsets = dict(table.flushed)
+    for snapshot in reversed(_snapshots_after(start, table, None)):
+        for moved in parse_ranges(snapshot) or ():
+            offsets[moved.shard] = min(offsets.get(moved.shard, moved.start), moved.start)
+    return start.advance(offsets)
+
+
+def snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
+    """Return the last ancestor of the current snapshot that was committed before a time; None if there is none."""
+    snapshot = table.metadata.current_snapshot
+    while snapshot is not None and snapshot.timestamp_ms >= time_ms:
+        parent_id = snapshot.parent_snapshot_id
+        if parent_id is None:
+            return None
+        snapshot = table.metadata.snapshot(parent_id)
+        if snapshot is None:
+            raise OffsetOutOfRange(f"The snapshots before the time {time_ms} have expired; begin at earliest or later")
+    return None if snapshot is None else snapshot.snapshot_id
+
+
+def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offsets: Mapping[int, int]) -> ReadPosition:
+    """Return the position of a snapshot without the rows that the log received before a time.
+
+    Args:
+        position: The position of the last snapshot before the time.
+        shards: The shards in the log.
+        offsets: The offset of the first row of each shard that the log has and received at or after the time. If it is
+            the first row in the log, earlier rows may also be after the time, and the position stays.
+    """
+    exact = {
+        shard: offset
+        for shard, offset in offsets.items()
+        if offset > shards[shard].start or shards[shard].start <= position.offset(shard)
+    }
+    return position.advance(exact)

@@ -1,0 +1,43 @@
+"""What the streams of a server have done since its start, and how the flushes of a table go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass
+class StreamCounts:
+    """Counts since the start of the server, for metrics.
+
+    Attributes:
+        rows: The rows that were appended.
+        size_bytes: Their bytes in the log.
+        refused: The appends that were refused: the memory was full, the table was paused, or the log refused them.
+        flushes: The flushes that added rows.
+        flushed_rows: The rows that they added.
+        failed_flushes: The flushes that failed.
+    """
+
+    rows: int = 0
+    size_bytes: int = 0
+    refused: int = 0
+    flushes: int = 0
+    flushed_rows: int = 0
+    failed_flushes: int = 0
+
+
+class FlushReport(NamedTuple):
+    """How the flushes of a table go.
+
+    Attributes:
+        oldest_ms: When the oldest row in memory was appended; None without rows.
+        interval_ms: The age at which rows are flushed.
+        failures: The flushes that have failed since the last successful flush.
+        error: The message of the last failure.
+    """
+
+    oldest_ms: int | None
+    interval_ms: int
+    failures: int
+    error: str

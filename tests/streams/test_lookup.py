@@ -1,0 +1,63 @@
+"""Look-ups by key: in a copy of the table in memory that follows it, and once in the table."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.streams.lookup import LookupFailed
+from tests.streams.test_rows_over_http import create, streaming
+from tests.waits import until
+
+
+async def test_a_copy_in_memory_follows_rows_appends_and_deletes(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        client = SeamarkClient(stream.server.url)
+        await asyncio.to_thread(seamark.append, client, "db.t", pa.table({"id": [1, 2], "name": ["a", "b"]}))
+        await stream.post({"id": 3, "name": "c"})
+        copy = await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], columns=["id", "name"]))
+        try:
+            assert copy.get(2) == {"id": 2, "name": "b"}
+            assert copy.get_many([3, 9]) == [{"id": 3, "name": "c"}, None]
+            await stream.post({"id": 2, "name": "later"})
+            await until(lambda: copy.get(2) == {"id": 2, "name": "later"})
+            await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
+            await until(lambda: copy.get(1) is None)
+            assert len(copy) == 2
+        finally:
+            await asyncio.to_thread(copy.close)
+
+
+async def test_a_copy_with_too_many_keys_or_of_no_table_fails(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        client = SeamarkClient(stream.server.url)
+        await stream.post({"id": 1}, {"id": 2}, {"id": 3})
+        with pytest.raises(LookupFailed, match="more than 2 keys"):
+            await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], rows_max=2))
+        with pytest.raises(LookupFailed, match="does not exist"):
+            await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.nothing", key=["id"]))
+        with pytest.raises(BadRequest, match="columns lacks 'id'"):
+            seamark.lookup_table(client, "db.t", key=["id"], columns=["name"])
+
+
+async def test_a_lookup_returns_the_rows_of_the_keys(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        client = SeamarkClient(stream.server.url)
+        rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+        await asyncio.to_thread(seamark.append, client, "db.t", rows)
+
+        def names(keys: dict[str, list[object]]) -> list[str]:
+            return sorted(seamark.lookup(client, "db.t", keys).column("name").to_pylist())
+
+        assert await asyncio.to_thread(names, {"id": [1, 3, 9]}) == ["a", "c"]
+        assert await asyncio.to_thread(names, {"id": [1, 2], "name": ["a", "c"]}) == ["a"]
+        assert await asyncio.to_thread(names, {"id": []}) == []

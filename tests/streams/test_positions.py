@@ -1,0 +1,268 @@
+"""Readers of random histories, without a server: each reader gets each row of the model once, or a clear error.
+
+The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
+begins anywhere, and stops and resumes anywhere. It applies the steps of `next_step` to the model's log and files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
+from seamark.metaserver.log.port import ShardState
+from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.positions import (
+    FLUSH_OFFSETS,
+    End,
+    Files,
+    LogRows,
+    ReadableTable,
+    ReadPosition,
+    encode_ranges,
+    next_step,
+    parse_position,
+    parse_ranges,
+    position_after_snapshot,
+    position_earliest,
+    position_latest,
+    snapshot_at,
+)
+from tests.seeds import first_seed, quick
+
+UUID = "00000000-0000-4000-8000-000000000001"
+
+
+@dataclass
+class History:
+    """The part of a table's metadata that positions use."""
+
+    by_id: dict[int, Snapshot] = field(default_factory=dict)
+    current_snapshot_id: int | None = None
+
+    def snapshot(self, snapshot_id: int) -> Snapshot | None:
+        return self.by_id.get(snapshot_id)
+
+    @property
+    def current_snapshot(self) -> Snapshot | None:
+        return None if self.current_snapshot_id is None else self.by_id.get(self.current_snapshot_id)
+
+
+class Model:
+    """A table and its log; rows are numbers."""
+
+    def __init__(self, rng: Random, shards: int) -> None:
+        self.rng = rng
+        self.rows: list[int] = []
+        """All rows, in the order in which they were acknowledged."""
+        self.log: dict[int, list[int]] = {shard: [] for shard in range(shards)}
+        self.starts = dict.fromkeys(range(shards), 0)
+        self.flushed = dict.fromkeys(range(shards), 0)
+        self.history = History()
+        self.added: dict[int, list[int]] = {}
+        self.live: dict[int | None, list[int]] = {None: []}
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
+
+    def table(self) -> ReadableTable:
+        shards = {
+            shard: ShardState(self.starts[shard], len(rows), self.flushed[shard], 0) for shard, rows in self.log.items()
+        }
+        return ReadableTable(cast("TableMetadata", self.history), dict(self.flushed), shards)
+
+    def commit(self, operation: str, added: list[int], ranges: list[FlushedRange] | None = None) -> None:
+        parent = self.history.current_snapshot_id
+        snapshot_id = next(self._ids)
+        summary = {"operation": operation, **({} if ranges is None else {FLUSH_OFFSETS: encode_ranges(ranges)})}
+        raw = msgspec.Raw(json.dumps(summary).encode())
+        snapshot = Snapshot(snapshot_id, snapshot_id, parent_snapshot_id=parent, summary=raw)
+        self.history.by_id[snapshot_id] = snapshot
+        self.history.current_snapshot_id = snapshot_id
+        self.added[snapshot_id], self.live[snapshot_id] = added, [*self.live[parent], *added]
+
+    def new_rows(self) -> list[int]:
+        rows = [next(self._numbers) for _ in range(self.rng.randint(1, 3))]
+        self.rows += rows
+        return rows
+
+    def act(self) -> None:
+        """Do one random thing that is not a read."""
+        rng = self.rng
+        match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire")):
+            case "send":
+                self.log[rng.randrange(len(self.log))] += self.new_rows()
+            case "append":
+                self.commit("append", self.new_rows())
+            case "compact":
+                self.commit("replace", [])
+            case "flush":
+                ranges, rows = [], []
+                for shard, start in self.flushed.items():
+                    end = len(self.log[shard])
+                    if end > start and rng.random() < 0.8:
+                        ranges.append(FlushedRange(shard, start, end))
+                        rows += self.log[shard][start:end]
+                        self.flushed[shard] = end
+                if ranges:
+                    self.commit("append", rng.sample(rows, len(rows)), ranges)
+            case "trim":
+                if rng.random() < 0.4:
+                    shard = rng.randrange(len(self.log))
+                    self.starts[shard] = rng.randint(self.starts[shard], self.flushed[shard])
+            case "expire":
+                if rng.random() < 0.2 and len(self.history.by_id) > 3:
+                    del self.history.by_id[min(self.history.by_id)]
+
+
+@dataclass
+class Reader:
+    """A reader, which keeps only its token between reads."""
+
+    token: str
+    missing: list[int] = field(default_factory=list)
+    """The rows before the place where it began."""
+    seen: Counter[int] = field(default_factory=Counter)
+    failed: str = ""
+
+    def read(self, model: Model, steps: int) -> bool:
+        """Read some steps; return whether the reader is at the end."""
+        for _ in range(steps):
+            try:
+                step = next_step(parse_position(self.token, UUID), model.table())
+            except OffsetOutOfRange as error:
+                self.failed = error.message
+                return True
+            match step:
+                case End():
+                    self.token = step.position.encode()
+                    return True
+                case Files():
+                    rows = model.live[step.snapshot_id] if step.is_scan else model.added[step.snapshot_id]
+                    self.seen.update(rows)
+                    self.token = step.position.encode()
+                case LogRows():
+                    offsets = {}
+                    for shard, (start, end) in step.ranges.items():
+                        assert model.starts[shard] <= start < end <= len(model.log[shard])
+                        offsets[shard] = model.rng.randint(start + (len(step.ranges) == 1), end)
+                        self.seen.update(model.log[shard][start : offsets[shard]])
+                    self.token = step.position.advance(offsets).encode()
+        return False
+
+
+def start_reader(model: Model) -> Reader | None:
+    table = model.table()
+    match model.rng.choice(("earliest", "latest", "snapshot", "time")):
+        case "earliest":
+            return Reader(position_earliest(UUID, table).encode())
+        case "latest":
+            return Reader(position_latest(UUID, table).encode(), list(model.rows))
+        case "snapshot" if model.history.by_id:
+            snapshot_id = model.rng.choice(list(model.history.by_id))
+            position = position_after_snapshot(UUID, table, snapshot_id)
+            return Reader(position.encode(), list(model.live[snapshot_id]))
+        case "time" if model.history.by_id:
+            try:
+                found = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
+                position = position_after_snapshot(UUID, table, found)
+            except OffsetOutOfRange:
+                return None
+            return Reader(position.encode(), list(model.live[found]))
+    return None
+
+
+@pytest.mark.parametrize("first", quick(range(first_seed(), first_seed() + 4000, 200), 1))
+def test_readers_of_random_histories_get_each_row_once(first: int) -> None:
+    for seed in range(first, first + 200):
+        check_readers(seed)
+
+
+def check_readers(seed: int) -> None:
+    """Run readers of one random history, and compare their rows with the model."""
+    rng = Random(seed)
+    model = Model(rng, rng.choice((1, 2, 3)))
+    readers: list[Reader] = []
+    for _ in range(rng.randint(10, 60)):
+        if rng.random() < 0.15 and (reader := start_reader(model)) is not None:
+            readers.append(reader)
+        for reader in readers:
+            if not reader.failed and rng.random() < 0.3:
+                reader.read(model, rng.randint(1, 4))
+        model.act()
+    for reader in readers:
+        while not reader.failed and not reader.read(model, 1):
+            pass
+        expected = Counter(model.rows) - Counter(reader.missing)
+        if reader.failed:
+            assert "removed" in reader.failed or "expired" in reader.failed, seed
+            assert reader.seen <= expected, f"seed {seed}: a reader that fails has repeated a row"
+        else:
+            assert reader.seen == expected, seed
+
+
+def test_most_random_readers_do_not_fail() -> None:
+    outcomes: Counter[bool] = Counter()
+    for seed in range(200):
+        rng = Random(seed)
+        model = Model(rng, 2)
+        reader = Reader(position_earliest(UUID, model.table()).encode())
+        for _ in range(30):
+            model.act()
+            reader.read(model, 2)
+        outcomes[bool(reader.failed)] += 1
+    assert outcomes[False] > 150
+
+
+def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
+    model = Model(Random(1), 1)
+    model.commit("append", model.new_rows())
+    base = model.history.current_snapshot_id
+    before = position_after_snapshot(UUID, model.table(), base)
+    model.log[0] += [100, 101]
+    model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
+    model.flushed[0] = 2
+    model.history.current_snapshot_id = base
+    model.log[0].append(102)
+    with pytest.raises(BadRequest, match="a rollback has removed"):
+        next_step(before, model.table())
+    step = next_step(before, model.table(), skips_changes=True)
+    assert isinstance(step, LogRows)
+    assert step.ranges == {0: (2, 3)}
+    after = ReadPosition(UUID, 2, (2,))
+    with pytest.raises(BadRequest, match="not an ancestor"):
+        next_step(after, model.table())
+
+
+def test_a_read_ends_at_its_until_position() -> None:
+    model = Model(Random(1), 2)
+    model.log[0] += [1, 2]
+    start = position_earliest(UUID, model.table())
+    until = position_latest(UUID, model.table())
+    model.log[0].append(3)
+    model.log[1].append(4)
+    step = next_step(start, model.table(), until=until)
+    assert isinstance(step, LogRows)
+    assert step.ranges == {0: (0, 2)}
+    assert isinstance(next_step(step.position.advance({0: 2}), model.table(), until=until), End)
+
+
+@pytest.mark.parametrize(
+    "token", ["", "1", "2.x.none..after", f"1.{UUID}.-1..after", f"1.{UUID}.1.1-x.scan", f"1.{UUID}.1..later"]
+)
+def test_a_token_of_nobody_is_refused(token: str) -> None:
+    with pytest.raises(BadRequest, match="was not issued"):
+        parse_position(token, UUID)
+
+
+def test_a_summary_of_a_client_is_no_flush() -> None:
+    raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: "0:x-2"}).encode())
+    assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None

@@ -1,0 +1,245 @@
+"""Continuous reads of a real server: each row once across the seam of files and log, from every place and position."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.read.read_plan import BATCH_ROWS
+from seamark.connector.streams.reader import StreamBatch, StreamReads
+from seamark.metaserver.log.port import Shard
+from tests.seeds import first_seed, quick
+from tests.streams.test_rows_over_http import Stream, create, streaming
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={"seamark.stream.shards": "2"})
+        yield stream
+
+
+async def read(stream: Stream, **options: Any) -> list[StreamBatch]:
+    """Return the batches up to the end of the present rows."""
+    client = SeamarkClient(stream.server.url)
+    return await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False, **options)))
+
+
+def ids(batches: list[StreamBatch]) -> list[int]:
+    return [number for batch in batches for number in batch.rows.column("id").to_pylist()]
+
+
+async def append_batch(stream: Stream, *numbers: int) -> None:
+    """Append rows as a batch writer does."""
+    rows = pa.table({"id": list(numbers)})
+    client = SeamarkClient(stream.server.url)
+    await asyncio.to_thread(seamark.append, client, "db.t", rows)
+
+
+async def current_snapshot(stream: Stream) -> int:
+    table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    return table.metadata.current_snapshot_id or 0
+
+
+async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stream: Stream) -> None:
+    await append_batch(stream, 1, 2)
+    await stream.post({"id": 3}, {"id": 4})
+    await stream.flush()
+    await stream.post({"id": 5})
+    await append_batch(stream, 6)
+    batches = await read(stream)
+    assert sorted(ids(batches)) == [1, 2, 3, 4, 5, 6]
+    after = batches[-1].position
+    await stream.flush()
+    assert ids(await read(stream, from_=after)) == []
+    await stream.post({"id": 7})
+    await append_batch(stream, 8)
+    await stream.flush()
+    await stream.post({"id": 9, "name": "i", "day": "2026-01-31"})
+    rest = await read(stream, from_=after)
+    assert sorted(ids(rest)) == [7, 8, 9]
+    assert rest[-1].rows.schema == batches[0].rows.schema
+    assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in rest[-1].rows.to_pylist()
+
+
+async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
+    await append_batch(stream, 1)
+    first = await current_snapshot(stream)
+    await stream.post({"id": 2})
+    await stream.flush()
+    await stream.post({"id": 3})
+    await asyncio.sleep(0.01)
+    moment = datetime.datetime.now(datetime.UTC)
+    await asyncio.sleep(0.01)
+    await stream.post({"id": 4})
+    await stream.flush()
+    await append_batch(stream, 5)
+    latest = await asyncio.to_thread(_locate, stream, "latest")
+    await stream.post({"id": 6})
+    assert sorted(ids(await read(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(ids(await read(stream, from_=first))) == [2, 3, 4, 5, 6]
+    assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(ids(await read(stream, from_=moment))) == [4, 5, 6]
+    assert sorted(ids(await read(stream, from_=latest))) == [6]
+    assert ids(await read(stream, from_="latest")) == []
+
+
+def _locate(stream: Stream, at: str) -> str:
+    return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(at)
+
+
+async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream) -> None:
+    await stream.post({"id": 1})
+    client, seen, woken = SeamarkClient(stream.server.url), [], threading.Condition()
+
+    def follow() -> None:
+        for batch in seamark.read_stream(client, "db.t"):
+            with woken:
+                seen.extend(batch.rows.column("id").to_pylist())
+                woken.notify_all()
+            if 4 in seen:
+                return
+
+    task = asyncio.create_task(asyncio.to_thread(follow))
+    for number in (2, 3, 4):
+        await asyncio.sleep(0.2)
+        await (append_batch(stream, number) if number == 3 else stream.post({"id": number}))
+    async with asyncio.timeout(10):
+        await task
+    assert sorted(seen) == [1, 2, 3, 4]
+
+
+async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(stream: Stream) -> None:
+    client = SeamarkClient(stream.server.url)
+    await append_batch(stream, 1)
+    await append_batch(stream, 2)
+    start = (await read(stream))[-1].position
+    await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
+    await stream.post({"id": 3})
+    with pytest.raises(BadRequest, match=r"removed or replaced rows.*skip-changes=true"):
+        await read(stream, from_=start)
+    assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
+
+
+async def test_a_position_of_another_table_or_of_nobody_is_refused(stream: Stream) -> None:
+    await stream.post({"id": 1})
+    position = (await read(stream))[-1].position
+    with pytest.raises(BadRequest, match="was not issued by this server"):
+        await read(stream, from_="1.x.none..after")
+    with pytest.raises(BadRequest, match="no snapshot 77"):
+        await read(stream, from_=77)
+    uuid = position.split(".")[1]
+    with pytest.raises(BadRequest, match="another log"):
+        await read(stream, from_=f"1.{uuid}.none.9-9.after")
+    await asyncio.to_thread(stream.catalog.drop_table, "db.t")
+    await create(stream)
+    with pytest.raises(BadRequest, match="dropped and created again"):
+        await read(stream, from_=position)
+
+
+async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_flush(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1}, {"id": 2})
+        await stream.flush()
+        first = await current_snapshot(stream)
+        await stream.post({"id": 3})
+        await stream.flush()
+        await stream.post({"id": 4})
+        (table,) = stream.server.components.streams.tables.values()
+        log = await stream.server.components.streams.open_log(*(await table._tables.load(table.uuid)))
+        log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # as the retention does
+        assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4]
+        assert sorted(ids(await read(stream, from_=first))) == [3, 4]
+        with pytest.raises(NotFound, match=f"begin at snapshot:{first}"):
+            await read(stream, from_=f"1.{table.uuid}.none.1.after")
+
+
+async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        count = BATCH_ROWS + 10
+        await append_batch(stream, *range(count))
+        await append_batch(stream, -1)
+        first, *_ = await read(stream)
+        assert "~" in first.position
+        rest = await read(stream, from_=first.position)
+        assert Counter(ids([first, *rest])) == Counter([*range(count), -1])
+
+
+async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"})
+
+    def change() -> None:
+        with stream.catalog.load_table("db.t").update_schema() as update:
+            update.rename_column("name", "title")
+            update.delete_column("day")
+
+    await asyncio.to_thread(change)
+    await stream.post({"id": 2, "title": "b"})
+    batches = await read(stream)
+    assert [row for batch in batches for row in batch.rows.to_pylist()] in (
+        [{"id": 1, "title": "a"}, {"id": 2, "title": "b"}],
+        [{"id": 2, "title": "b"}, {"id": 1, "title": "a"}],
+    )
+    assert batches[0].rows.schema.names == ["id", "title"]
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
+async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: int, tmp_path: Path) -> None:
+    """Readers begin anywhere, and stop and resume anywhere, among writers, flushes, appends and restarts."""
+    rng, numbers = Random(seed), itertools.count(1)
+    home = tmp_path
+    model: list[int] = []
+    readers: list[tuple[str, Counter[int], int]] = []
+    """The position of each reader, the rows that it has read, and the number of rows of the model at its start."""
+    is_created = False
+    for _ in range(3):  # one round for each process of the server
+        async with streaming(home, watch_timeout_s=1) as stream:
+            if not is_created:
+                await create(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
+                is_created = True
+            for _ in range(12):
+                fresh = [next(numbers) for _ in range(rng.randint(1, 4))]
+                match rng.choice(("post", "post", "post", "append", "flush", "start", "read", "read")):
+                    case "post":
+                        await stream.post(*({"id": number} for number in fresh))
+                        model += fresh
+                    case "append":
+                        await append_batch(stream, *fresh)
+                        model += fresh
+                    case "flush":
+                        await stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush")
+                    case "start":
+                        at = rng.choice(("earliest", "latest"))
+                        position = await asyncio.to_thread(_locate, stream, at)
+                        readers.append((position, Counter(), 0 if at == "earliest" else len(model)))
+                    case "read":
+                        readers = [await _read_some(stream, rng, *reader) for reader in readers]
+            assert sorted(ids(await read(stream))) == sorted(model)
+    async with streaming(home) as stream:
+        for position, seen, start in readers:
+            rest = Counter(ids(await read(stream, from_=position)))
+            assert seen + rest == Counter(model[start:]), seed
+
+
+async def _read_some(
+    stream: Stream, rng: Random, position: str, seen: Counter[int], start: int
+) -> tuple[str, Counter[int], int]:
+    """Read a random number of batches, and return the reader with its new position."""
+    batches = await read(stream, from_=position)
+    chosen = batches[: rng.randint(0, len(batches))]
+    return (chosen[-1].position if chosen else position), seen + Counter(ids(chosen)), start
