@@ -78,7 +78,7 @@ class DemoResult:
 )
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
-    """Look one user up in 2,000 files, before and after an index is built; then read rows as they are posted.
+    """Look one user up in 2,000 files, before and after an index is built; then read rows while they arrive.
 
     The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes
     everything at its end. It takes less than a minute.

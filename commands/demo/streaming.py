@@ -88,8 +88,8 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = SECONDS) -> 
                 posting.result()
             scan = catalog.load_table(TABLE).scan(f"id > {len(delays_ms)}", selected_fields=("at",))
             created = scan.to_arrow().column("at").to_pylist()
-            now, scans = datetime.now(UTC), scans + 1
-            delays_ms += [(now - at).total_seconds() * 1_000 for at in created]
+            now_ms, scans = _CLOCK.now_ms(), scans + 1
+            delays_ms += [now_ms - at.timestamp() * 1_000 for at in created]
         posting.result()
         table = catalog.load_table(TABLE)
         _check(table.scan(selected_fields=("id",)).to_arrow(), count + 1)
@@ -106,7 +106,7 @@ def _post(client: SeamarkClient, first: int, count: int) -> None:
     with stream_writer(client, TABLE) as writer:
         while sent < count:
             due = min(count, int((_CLOCK.monotonic() - begun_s) * ROWS_PER_SECOND) + 1)
-            at = datetime.now(UTC).isoformat()
+            at = datetime.fromtimestamp(_CLOCK.now_ms() / 1_000, UTC).isoformat()
             writer.write([{"id": first + row, "at": at, "page": f"/page/{row % 50}"} for row in range(sent, due)])
             sent = due
             time.sleep(_TICK_S)

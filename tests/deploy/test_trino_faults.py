@@ -16,12 +16,12 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.identity import write_files
 from tests.deploy.shop import connect, eventually, post, rows_of, until_cancelled
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.support.trino_comparison import write_files
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 RUNNING_MAX = 2

@@ -19,10 +19,10 @@ from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.analysis.statements import Statements
 from tests.connector.sql.comparing import rows_of
-from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
+from tests.support.trino_comparison import Both, make_benchmark_tables, open_both, write_files
 
 pytestmark = NEEDS_TRINO
 TPCH = [one for one in Path(__file__).with_name("tpch.sql").read_text().split(";") if one.strip()]
