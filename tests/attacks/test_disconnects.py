@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import append, tens
 from tests.server.rig import Running, running
-from tests.server.test_bodies import chunked, head_of, make_tokens
+from tests.server.test_bodies import encode_chunk, head_of, make_tokens
 from tests.server.test_connections import Wire
 from tests.waits import until
 
@@ -52,7 +52,7 @@ def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
     if rng.random() < 0.3:
         pieces = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
         return head_of(method, path, *headers, "Transfer-Encoding: chunked") + b"".join(
-            [*map(chunked, pieces), b"0\r\n\r\n"]
+            [*map(encode_chunk, pieces), b"0\r\n\r\n"]
         )
     return head_of(method, path, *headers, f"Content-Length: {len(data)}") + data
 

@@ -1,7 +1,7 @@
 """File-based access control for tests in the schemas `guarded` and `ruled`.
 
-The user anna owns all tables, and so does the user of all other tests, who gets the answers of a Trino without access
-control.
+The user anna owns all tables. The user of all other tests also owns all tables, so that Trino answers as without
+access control.
 """
 
 from __future__ import annotations

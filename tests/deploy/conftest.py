@@ -1,4 +1,4 @@
-"""Fixtures that end with the tests of this folder: an idle Trino takes a thirtieth of a core."""
+"""Fixtures that end with the tests of this folder, because an idle Trino uses a thirtieth of a core."""
 
 from __future__ import annotations
 

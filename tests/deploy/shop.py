@@ -26,12 +26,15 @@ from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
 FILES = 20
 ROWS = 500
-"""Rows in each file"""
+"""The number of rows in each file."""
 
 
 @dataclass
 class Shop:
-    """A server, and another server over the same store and tables for the proxy, which tests may kill."""
+    """A server for Trino, and a second server over the same database and tables for the proxy.
+
+    Tests may kill the second.
+    """
 
     seamark: Seamark
     planner: Seamark
@@ -108,9 +111,9 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
 
 
 def told(shop: Shop, sql: str, **headers: str) -> str:
-    """Return the outcome of a statement that is rewritten or useless to plan, once it is known.
+    """Return the final outcome of a statement: rewritten, or not worth a plan.
 
-    A slow Trino reports `planned` first, and a proxy that has seen failed statements tries again later.
+    A slow Trino reports `planned` first. A proxy that has seen failed statements plans again only after a pause.
     """
 
     def settled() -> str:
@@ -121,7 +124,9 @@ def told(shop: Shop, sql: str, **headers: str) -> str:
 
 
 def reads_plans(shop: Shop, explained: str) -> bool:
-    """Return whether a plan of Trino reads `shop.orders` only through plans, and not from the table's own snapshots."""
+    """Return True if a query plan of Trino reads `shop.orders` only from Seamark's plans, not from the table's
+    snapshots.
+    """
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
         own = {one["snapshot-id"] for one in json.load(answer)["metadata"]["snapshots"]}
     read = {int(one) for one in re.findall(r"orders\$data@(\d+)", explained)}
@@ -139,7 +144,7 @@ def splits(port: int, sql: str) -> int:
 
 
 def until_cancelled(cursor: Any, sql: str) -> None:
-    """Run a statement until it is cancelled, in a thread."""
+    """Run a statement until another thread cancels it."""
     with contextlib.suppress(trino.exceptions.TrinoUserError):
         cursor.execute(sql)
 

@@ -31,7 +31,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
 def mounted(service: str) -> dict[str, Path]:
-    """Return a map from paths in the container to paths in the checkout."""
+    """Return the files that a service mounts: the path in the container → the path in the checkout."""
     binds = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume.startswith("."))
     return {bind[1]: REPO / bind[0] for bind in binds}
 

@@ -15,7 +15,7 @@ from tests.services.seamark import Seamark
 def test_mounted_settings_serve_tables_over_postgresql_and_s3(
     start_seamark: Callable[..., Seamark], postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
-    """Addresses are those of this machine, and loopback needs no login; all else comes from the file."""
+    """The test replaces only the addresses and allows access without a login from loopback."""
     here = {"SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"), "SEAMARK_AUTH": "none", **s3.seamark_env()}
     server = start_seamark(database=postgres_url, warehouse=f"s3://{s3_bucket}/warehouse", env=here)
     catalog = load_catalog("seamark", type="rest", uri=server.base_url, **s3.client_properties())

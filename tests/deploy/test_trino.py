@@ -34,7 +34,7 @@ pytestmark = NEEDS_TRINO
 
 @dataclass
 class Lake:
-    """A Seamark server and its catalog in Trino; `client` are the catalog properties for other engines."""
+    """A Seamark server and its catalog in Trino. `client` contains the catalog properties for other engines."""
 
     seamark: Seamark
     trino: Trino
@@ -46,7 +46,7 @@ class Lake:
 
     @property
     def by_name(self) -> Lake:
-        """Return the same tables in a catalog where plan tables have names."""
+        """Return the lake with another catalog of Trino, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
@@ -58,7 +58,7 @@ def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
 
 
 LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
-"""Other tests of this module write and read files over S3 too."""
+"""Runs the test only on local files. Other tests of this module write and read files over S3 too."""
 
 
 def write_with_pyiceberg(lake: Lake, table: str) -> None:
@@ -156,7 +156,7 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     indirect=["lake"],
 )
 def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> None:
-    """The test includes deleted rows, and a snapshot that is not current."""
+    """The table has deleted rows, and a snapshot that is not current."""
     rows, schema = lake.by_name.rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
@@ -209,7 +209,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
     ):
         with pytest.raises(TrinoQueryError):
             rows(statement)
-    # Files that the plan prunes are not named by the plan table: a clean-up must not treat them as orphans.
+    # The plan table does not name the files that the plan prunes. A clean-up must not treat them as orphans.
     lake.rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
@@ -219,7 +219,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
 
 
 @pytest.mark.slow
-def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: TrinoLake) -> None:
+def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.rows
     rows("CREATE SCHEMA counted")
@@ -244,7 +244,8 @@ def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: Trino
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
     assert shown() == pytest.approx(ours, rel=0.05)
-    # Trino merges the sketches of new rows with those of the snapshot before; then we merge ours with Trino's.
+    # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its own with
+    # Trino's.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
          "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
     compute_statistics(client, "counted.t")

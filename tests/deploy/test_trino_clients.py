@@ -53,7 +53,7 @@ def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
     ]
 
 
-# Two JVMs; the command line uses the JDBC driver's library.
+# This test starts two JVMs. The command line uses the library of the JDBC driver.
 @pytest.mark.slow
 def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     statements = (
@@ -74,7 +74,7 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "?explicitPrepare=false"])
 def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: str) -> None:
-    """Its prepared statements are on the server: their texts come in headers, or in EXECUTE IMMEDIATE."""
+    """The driver sends the texts of its prepared statements in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
     asked = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
@@ -133,7 +133,7 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
 
 
 def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
-    """With several coordinators, each has its own path."""
+    """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
     other = shop.trino.base_url.replace("127.0.0.1", "localhost")
     flags = ("--trino", shop.trino.base_url, "--trino", other)
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
@@ -166,7 +166,7 @@ def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
         ask = urllib.request.Request(page["nextUri"], headers=headers)
 
 
-# https
+# Coordinators with https
 
 
 def https_url(lake: TrinoLake) -> str:

@@ -28,7 +28,7 @@ RUNNING_MAX = 2
 LEASE_S = 4
 ONE = "SELECT note FROM orders WHERE id = 4711"
 MANY = "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
-"""More rows than coordinator and client can buffer, so most are read while the client fetches."""
+"""More rows than coordinator and client can buffer, so that Trino reads most of them while the client fetches."""
 LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{one} (x{one})' for one in range(4))}"
 
 
@@ -116,7 +116,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert fetching(lake.proxy.port, MANY, nothing) == 900_000
     told, first = post(lake.proxy.port, MANY)
     assert told.startswith("rewritten")
-    # Otherwise it runs until Trino abandons its client, which is longer than the next test waits for a slot.
+    # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
     found = []
@@ -168,7 +168,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
 
 
 def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
-    """Trino is paused meanwhile."""
+    """The test pauses Trino until the lease has expired."""
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:

@@ -44,7 +44,7 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.usefixtures("benchmark_tables")
 @pytest.mark.parametrize("every", [7, 3, 1])
 def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(both: Both, every: int) -> None:
-    """Every seventh query, every third, or all."""
+    """The parameter is the step: every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
     before = both.proxy.statements("rewritten")
     for sql in tpch:
@@ -59,7 +59,7 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
 
 
 @pytest.mark.usefixtures("benchmark_tables")
-# Random queries of the SQL entry over Trino are in the fast tier.
+# The fast tests include random queries of the SQL entry over Trino.
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [7, 1])
 def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, every: int) -> None:
@@ -93,7 +93,7 @@ def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statement
 
 
 def in_trinos_words(text: str, schema: str) -> str:
-    """Return DuckDB's text in Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
+    """Translate DuckDB's text to Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
@@ -131,7 +131,9 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
     ],
 )
 def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake, seed: int, queries: int) -> None:
-    """Joins, subqueries, set operations, grouping sets, windows, quoted names, comments, parameters."""
+    """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
+    parameters.
+    """
     told, before = both.told.copy(), both.proxy.statements("rewritten")
     campaign(both, trino_lake, f"{seed}", queries)
     told, rewritten = both.told - told, both.proxy.statements("rewritten") - before
@@ -145,7 +147,7 @@ def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: Trin
 
 @pytest.mark.slow
 def test_statements_that_write_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake) -> None:
-    """All statements of Trino's connector run in two schemas: through the proxy, and without it."""
+    """All writing statements of Trino's connector run in two schemas: through the proxy, and without it."""
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")

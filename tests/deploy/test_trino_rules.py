@@ -116,7 +116,9 @@ def outcome(ruled: Ruled, sql: str, user: str) -> str:
 
 
 def counted(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
-    """Return the number of rewritten statements, and the number of those that ran in their original form after all."""
+    """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
+    a failure.
+    """
     before = [ruled.proxy.statements(one) for one in ("rewritten", "original")]
     both(ruled, sql, user)
     return tuple(  # type: ignore[return-value]
@@ -136,7 +138,7 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
 
 
 def shown(ruled: Ruled, header: str | None = PLANS) -> list[int]:
-    """Return the snapshots of `orders` as a catalog loads them."""
+    """Return the snapshots of `orders` that a catalog with this header loads."""
     loaded = load(ruled, "orders", header)
     assert isinstance(loaded, dict)
     return [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
@@ -218,7 +220,7 @@ def test_plan_name_seen_by_another_user_resolves_to_nothing(ruled: Ruled) -> Non
 
 
 def test_plan_view_seen_by_another_user_returns_no_rows_to_them(ruled: Ruled) -> None:
-    """The test uses the view in the moment before it is withdrawn."""
+    """The other user reads the view before the proxy withdraws it."""
     loaded = urllib.request.urlopen(f"{ruled.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
@@ -254,7 +256,10 @@ def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) 
 
 @pytest.mark.slow
 def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
-    """Trino deletes the files of expired snapshots: a plan among them is dropped, and nothing uses its files later."""
+    """Trino deletes the files of expired snapshots.
+
+    If a plan is among them, it is dropped, and nothing uses its files later.
+    """
     rows_of(ruled.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
         rows_of(

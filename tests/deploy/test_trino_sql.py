@@ -1,4 +1,6 @@
-"""Tests that the SQL entry's dialect equals Trino's: DuckDB with our translation gives the same rows and types."""
+"""Tests that the SQL entry's dialect equals Trino's: DuckDB with Seamark's translation gives the same rows and
+types.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +67,15 @@ def session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSession
 
 
 def kind_of(trino_type: str) -> str:
-    """Return the type in the dialect, which has one text type, and times in microseconds."""
+    """Return the dialect's type for a type of Trino. The dialect has one text type, and times in microseconds."""
     plain = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
     return "varchar" if plain.startswith("varchar") else plain
 
 
 def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
-    """Check that Trino, Trino behind the proxy, and DuckDB with our translation give the same rows.
+    """Check that Trino, Trino behind the proxy, and DuckDB with Seamark's translation give the same rows.
 
-    If Trino refuses a statement, DuckDB may not run it either.
+    If Trino refuses a statement, DuckDB has to refuse it too.
     """
     told: Counter[str] = Counter()
     rng = random.Random(seed)
@@ -136,7 +138,10 @@ def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
 
 @pytest.mark.slow
 def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(filled: TrinoLake, proxy: TrinoProxy) -> None:
-    """02:45 does not exist on this day in Berlin: compared with a zoned time it is 03:45, after 03:20."""
+    """On this day, the local time 02:45 does not exist in Berlin.
+
+    Compared with a zoned time it is 03:45, after 03:20.
+    """
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
     with catalog_at(filled.seamark.base_url) as catalog:
         table = catalog.create_table(f"{NAMESPACE}.times", schema=pa.schema([("ts", pa.timestamp("us"))]))
@@ -197,7 +202,7 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
             try:
                 expected = rows_of(theirs.sql(text))
             except BadRequest as error:
-                if "correlated subquery" not in str(error):  # Trino does not run all of them.
+                if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
                     wrong.append(f"{text}\n  {error}")
                 continue
             if found != expected:

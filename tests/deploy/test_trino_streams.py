@@ -1,4 +1,4 @@
-"""Trino and the proxy return every acknowledged row of a stream table once, before and after its flush."""
+"""Tests that Trino and the proxy return every acknowledged row of a stream table once, before and after its flush."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
 
 
 def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
-    """Return rows or errors, without the proxy and through it."""
+    """Return the rows or the error of a statement without the proxy, and those through it."""
     found: list[list[list[Any]] | str] = []
     for port in (shop.trino.port, shop.proxy.port):
         try:
@@ -112,7 +112,9 @@ def test_row_filter_on_a_view_applies_to_its_plans(guarded: Shop) -> None:
 
 @pytest.mark.slow
 def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
-    """This also holds for the user for whom it was made, whatever the rules say about these names."""
+    """This includes the user for whom the plan view was made, and does not depend on the access rules for these
+    names.
+    """
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
         assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")

@@ -38,7 +38,7 @@ VIEWS = {
     "hidden": "SELECT id FROM views.hiding EXCEPT SELECT id FROM views.some WHERE note = 'n4711'",
     "alone": "SELECT o.id, s.note FROM shop.orders o JOIN views.some s ON o.id = s.id WHERE o.country = 'DE'",
 }
-"""All are in `views`, except those in `elsewhere`."""
+"""The views. Their schema is `views`, except for those that name the schema `elsewhere`."""
 
 
 @pytest.fixture(
@@ -50,9 +50,9 @@ VIEWS = {
     ],
 )
 def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
-    """Create the views with the parameter as their `SECURITY`; EITHER alternates, because a user who may read all
-    sees no
-    difference.
+    """Create the views with the parameter as their `SECURITY`.
+
+    EITHER alternates between both, because a user who may read all tables sees no difference.
     """
     for schema in ("views", "elsewhere"):
         rows_of(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
@@ -156,7 +156,7 @@ def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int)
 
 
 def over_plans(shop: Shop) -> int:
-    """Return the number of statements so far that read a view over plans."""
+    """Return the number of statements for which the proxy has made plan views."""
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 
@@ -221,7 +221,7 @@ def statement(rng: random.Random) -> str:
 @pytest.mark.slow
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # If a name was recently not a view, the proxy does not check again.
+    # The proxy does not check a name again that was recently not a view.
     turning = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
@@ -241,7 +241,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct, port = views.trino.port, views.proxy.port
-    # If a name was recently not a view, the proxy does not check again.
+    # The proxy does not check a name again that was recently not a view.
     below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
@@ -260,7 +260,7 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
 
 
 def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(views: Shop, tmp_path: Path) -> None:
-    """Trino is paused meanwhile."""
+    """The test pauses Trino while the view changes."""
     sql = "SELECT * FROM deep WHERE id = 4711"
     commented = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
     change = urllib.request.Request(
@@ -288,7 +288,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
 
 @pytest.mark.slow
 def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
-    """Its table has other types or columns than at its creation."""
+    """Since the creation of the view, its table has got other types or columns."""
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
         rows_of(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")

@@ -1,7 +1,7 @@
-"""What every StreamLog promises: inherited by the tests of each implementation.
+"""The tests that each implementation of StreamLog inherits.
 
-A subclass gives the fixture `log`, an open and empty log. A subclass of `DurableLogContract` gives `opener`, which
-opens the same log again and again.
+A subclass provides the fixture `log`, an open and empty log. A subclass of `DurableLogContract` provides `opener`,
+which can open the same log several times.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class StreamLogContract:
         with pytest.raises(OffsetOutOfRange, match="row 1"):
             await log.read(OTHER, 1, limit_bytes=LIMIT_BYTES)
 
-    async def test_appends_that_overlap_are_all_stored_once_and_in_order_of_their_task(self, log: StreamLog) -> None:
+    async def test_concurrent_appends_are_stored_once_and_each_tasks_appends_in_order(self, log: StreamLog) -> None:
         async def write(number: int) -> list[Position]:
             return [
                 (await log.append({A: batch(f"{number}-{place}", 1 + place % 3)})).positions[0] for place in range(20)
@@ -89,7 +89,7 @@ class StreamLogContract:
             stored = [each for each in await texts(log, A) if each.startswith(f"{number}-")]
             assert stored == [f"{number}-{place}" for place in range(20)]
 
-    async def test_an_append_to_several_shards_is_seen_whole_or_not_at_all(self, log: StreamLog) -> None:
+    async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
         seen: set[tuple[int, int]] = set()
 
         async def watch() -> None:
@@ -169,7 +169,7 @@ class StreamLogContract:
         assert await log.offset_at(A, records[-1].time_ms + 1) == 6
         assert await log.offset_at(B, 0) == 0
 
-    async def test_a_removed_stream_has_no_rows_and_takes_none(self, log: StreamLog) -> None:
+    async def test_removed_stream_has_no_rows_and_refuses_appends(self, log: StreamLog) -> None:
         await log.append({A: batch("x"), B: batch("y"), OTHER: batch("z")})
         await log.remove(A.stream)
         await log.remove(A.stream)
@@ -191,7 +191,7 @@ class StreamLogContract:
         assert states[OTHER].released == 1
         assert states[A].size_bytes >= 100
 
-    async def test_what_cannot_be_stored_is_refused(self, log: StreamLog) -> None:
+    async def test_invalid_append_is_refused(self, log: StreamLog) -> None:
         refused = [
             ({}, None, "at least one batch"),
             ({A: Batch(0, b"x")}, None, "not 0"),
@@ -218,9 +218,9 @@ class StreamLogContract:
 
 
 class DurableLogContract:
-    """What a log that outlives its process promises."""
+    """The tests of a log whose rows outlive its process."""
 
-    async def test_everything_is_there_after_a_restart(self, opener: Opener) -> None:
+    async def test_records_and_producers_survive_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
             for number in range(20):
                 await log.append({A: batch(f"a{number}", 2), OTHER: batch(f"b{number}")}, StreamProducer("p", number))
@@ -263,7 +263,7 @@ class DurableLogContract:
             with pytest.raises(StreamRemoved):
                 await log.append({B: batch("y")})
 
-    async def test_a_cancelled_append_is_whole_or_not_there(self, opener: Opener) -> None:
+    async def test_cancelled_append_is_stored_completely_or_not_at_all(self, opener: Opener) -> None:
         async with opener() as log:
             for number in range(30):
                 task = asyncio.ensure_future(log.append({A: batch(str(number)), OTHER: batch(str(number))}))

@@ -1,6 +1,6 @@
-"""A disk for simulations: it loses what was not synced, tears writes, runs full and fails.
+"""A simulated disk, which loses unsynced writes at a power cut, tears writes, becomes full and fails.
 
-`SimulatedDisk` implements `LogFiles`. What a process sees and what is durable differ until a sync.
+`SimulatedDisk` implements `LogFiles`. A process can read unsynced writes, but only a sync makes them durable.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ SECTOR_BYTES = 512
 
 
 class Crash(BaseException):
-    """The process ends in the middle of work of the disk."""
+    """Raised to end the process in the middle of the disk's work."""
 
 
 @dataclass
 class SimulatedFile:
-    """`seen` is what processes read, `durable` what a power cut leaves of it; `waiting` are the changes between."""
+    """Processes read `seen`. A power cut leaves `durable` and some of the changes in `waiting`."""
 
     seen: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     waiting: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """Writes at a position, and cuts of the file (None)."""
+    """The changes since the last sync: a write at a position, or a truncation (None)."""
 
 
 def _apply(data: bytearray, position: int, part: bytes | None) -> None:
@@ -39,8 +39,8 @@ class SimulatedDisk:
     """The files of one folder.
 
     Attributes:
-        before: Called before each write and sync with the name of the work; it may raise OSError or Crash.
-        free_bytes: The room; each file takes its size.
+        before: Called before each write and sync with the name of the operation. It may raise OSError or Crash.
+        free_bytes: The free space of the disk. Each file uses as much as its size.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class SimulatedDisk:
         self.free_bytes = 1 << 60
         self.syncs = 0
 
-    # -- what can happen to it
+    # -- faults
 
     def cut_power(self, rng: random.Random) -> None:
-        """Lose what was not synced: each sector of each write is there or not."""
+        """Lose a random part of what was not synced: each sector of each write is stored or lost."""
         for file in self.files.values():
             for position, part in file.waiting:
                 if part is None:
@@ -169,7 +169,11 @@ class DirectRunner:
 
 
 def copy_of(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
-    """Return a disk as another process sees it, or with `durable` as a power cut leaves it at least."""
+    """Return a copy of the disk with the files that another process reads.
+
+    Args:
+        durable: Copy only the durable bytes, the least that a power cut leaves.
+    """
     copied = SimulatedDisk()
     for name, file in disk.files.items():
         data = file.durable if durable else file.seen

@@ -1,4 +1,4 @@
-"""What a log makes of damaged files: a torn tail is cut, and what was acknowledged is never lost silently."""
+"""Tests of a log with damaged files: it cuts a torn tail, and never loses acknowledged rows without an error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.log.disk import DirectRunner, SimulatedDisk, SimulatedFile, copy_of
 LIMITS = SegmentLimits(segment_bytes=4096, trim_interval_s=3600)
 
 
-def opened(disk: SimulatedDisk, limits: SegmentLimits = LIMITS):
+def open_log(disk: SimulatedDisk, limits: SegmentLimits = LIMITS):
     return open_segments(disk, DirectRunner(), SimulatedClock(1), limits)
 
 
-async def written(count: int, limits: SegmentLimits = LIMITS) -> tuple[SimulatedDisk, list[int]]:
-    """Return a disk with `count` records and what a process leaves that is killed, and the end of each record."""
+async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[SimulatedDisk, list[int]]:
+    """Return the disk of a killed process that wrote `count` records, and the end of each record."""
     disk = SimulatedDisk()
     ends = []
-    async with opened(disk, limits) as log:
+    async with open_log(disk, limits) as log:
         for number in range(count):
             await log.append({A: batch(f"row {number}"), OTHER: batch("x" * 40, 2)}, StreamProducer("p", number))
             ends.append(log._writer.position)
@@ -40,31 +40,31 @@ def last_segment(disk: SimulatedDisk) -> SimulatedFile:
 
 
 async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() -> None:
-    disk, ends = await written(3)
+    disk, ends = await write_records(3)
     data = last_segment(disk).seen
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
     for cut in range(ends[1], end):
         for tail in (b"", bytes(len(data) - cut)):
             torn = copy_of(disk)
             last_segment(torn).seen[:] = data[:cut] + tail
-            async with opened(torn) as log:
+            async with open_log(torn) as log:
                 assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut
                 assert log.producer("p").sequence == 1
                 await log.append({A: batch("row 2")}, StreamProducer("p", 2))
                 assert await texts(log, A) == ["row 0", "row 1", "row 2"]
-            async with opened(torn) as log:
+            async with open_log(torn) as log:
                 assert await texts(log, A) == ["row 0", "row 1", "row 2"]
 
 
 async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
-    disk, ends = await written(3)
+    disk, ends = await write_records(3)
     noticed = 0
     for place in range(ends[2]):
         flipped = copy_of(disk)
         last_segment(flipped).seen[place] ^= 1 << place % 8
         before = copy_of(flipped)
         try:
-            async with opened(flipped) as log:
+            async with open_log(flipped) as log:
                 assert await texts(log, A) == ["row 0", "row 1", "row 2"], place
                 assert log.producer("p").sequence == 2
         except Corrupt:
@@ -77,9 +77,9 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
 async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
-    for released in (0, 12):  # the start checks the bytes of a segment only if rows in it are not released
+    for released in (0, 12):  # The start checks the bytes of a segment only if it has rows that are not released.
         disk = SimulatedDisk()
-        async with opened(disk, limits) as log:
+        async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
                 await log.append({A: batch(row)}, StreamProducer("p", number))
                 await log.release({A: released})
@@ -91,7 +91,7 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
             flipped = copy_of(disk)
             flipped.files[names[1]].seen[place] ^= 1 << place % 8
             with suppress(Corrupt):
-                async with opened(flipped, limits) as log:
+                async with open_log(flipped, limits) as log:
                     starts += 1
                     assert await texts(log, A) == rows, place
         assert (starts > 300) is bool(released)
@@ -100,7 +100,7 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
 async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     disk = SimulatedDisk()
-    async with opened(disk, limits) as log:
+    async with open_log(disk, limits) as log:
         for number in range(12):
             await log.append({A: batch(f"row {number}"), B: batch("y", 3)})
         await log.store_indexes()
@@ -109,11 +109,11 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     for place in range(len(disk.files[name].seen)):
         flipped = copy_of(disk)
         flipped.files[name].seen[place] ^= 1 << place % 8
-        async with opened(flipped, limits) as log:
+        async with open_log(flipped, limits) as log:
             assert await texts(log, A) == rows, place
     missing = copy_of(disk)
     del missing.files[name]
-    async with opened(missing, limits) as log:
+    async with open_log(missing, limits) as log:
         assert await texts(log, A) == rows
         await log.store_indexes()
         assert await texts(log, A) == rows
@@ -121,33 +121,33 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
 
 
 async def test_a_missing_segment_is_noticed() -> None:
-    disk, _ = await written(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
+    disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
     for name in names[1:-1]:
         missing = copy_of(disk)
         del missing.files[name]
         with pytest.raises(Corrupt, match="Restore it from a copy"):
-            async with opened(missing):
+            async with open_log(missing):
                 pass
 
 
-async def test_a_segment_of_another_place_is_not_taken() -> None:
+async def test_copied_or_renamed_segment_is_refused() -> None:
     """A copied or renamed file has valid checksums of its own place only."""
-    disk, _ = await written(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
+    disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     first, second, *_ = (name for name in disk.files if name.endswith(".segment"))
     disk.files[second].seen[:] = disk.files[first].seen
     for name in [name for name in disk.files if name.endswith(".index")]:
         del disk.files[name]
     with pytest.raises(Corrupt, match="damaged record at byte 0"):
-        async with opened(disk):
+        async with open_log(disk):
             pass
 
 
-async def test_a_full_disk_refuses_stores_nothing_and_works_again_when_there_is_room() -> None:
+async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
     disk = SimulatedDisk()
     disk.free_bytes = 10_000
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         acknowledged = 0
         with suppress(LogFull):
             for _ in range(1000):
@@ -157,18 +157,18 @@ async def test_a_full_disk_refuses_stores_nothing_and_works_again_when_there_is_
         with pytest.raises(LogFull, match="make room"):
             await log.append({A: batch("x" * 500)}, StreamProducer("p", acknowledged))
         assert log.watermarks([A]) == {A: acknowledged}
-        async with opened(copy_of(disk)) as other:
+        async with open_log(copy_of(disk)) as other:
             assert other.watermarks([A]) == {A: acknowledged}
         disk.free_bytes = 1 << 30
         await log.append({A: batch("y")}, StreamProducer("p", acknowledged))
         assert (await texts(log, A))[-2:] == ["x" * 500, "y"]
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert log.watermarks([A]) == {A: acknowledged + 1}
 
 
 async def test_a_full_disk_in_the_middle_of_a_write_leaves_nothing_of_it() -> None:
     disk = SimulatedDisk()
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         await log.append({A: batch("first")})
         for failing in range(2):
             writes = iter(range(100))
@@ -181,7 +181,7 @@ async def test_a_full_disk_in_the_middle_of_a_write_leaves_nothing_of_it() -> No
             with pytest.raises(LogFull):
                 await log.append({A: batch("second" * 100), B: batch("z")})
             disk.before = lambda work: None
-            async with opened(copy_of(disk)) as other:
+            async with open_log(copy_of(disk)) as other:
                 assert other.watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: batch("third")})
         assert await texts(log, A) == ["first", "third"]
@@ -194,7 +194,7 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
         if work == "sync":
             raise OSError(errno.EIO, "Input/output error")
 
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         await log.append({A: batch("first")}, StreamProducer("p", 0))
         disk.before = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
@@ -205,8 +205,8 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
                 await refused
         with pytest.raises(LogUnavailable):
             log.watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # the kernel has given these pages up
-    async with opened(disk) as log:
+    disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
+    async with open_log(disk) as log:
         await log.append({A: batch("second")}, StreamProducer("p", 1))
         assert await texts(log, A) == ["first", "second"]
     for file in disk.files.values():
@@ -215,18 +215,18 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
 
 async def test_a_large_append_has_a_segment_of_its_own() -> None:
     disk = SimulatedDisk()
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         await log.append({A: batch("first")})
         await log.append({A: Batch(1, bytes(20_000))})
         await log.append({A: batch("last")})
         assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
 
 
 async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk()
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         await log.append({A: batch("first")})
         monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
         waiting = asyncio.ensure_future(log.wait({A: 1}, 60))
@@ -235,40 +235,40 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         for refused in (log.append({A: batch("x")}), waiting):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert await texts(log, A) == ["first"]
 
 
 async def test_other_files_in_the_folder_are_left_alone() -> None:
-    disk, _ = await written(3)
+    disk, _ = await write_records(3)
     for name in ("notes.segment", "1.index", "lost+found", "00000000000000000001.segment.bak"):
         disk.create(name, b"mine")
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert await texts(log, A) == ["row 0", "row 1", "row 2"]
     assert disk.files["notes.segment"].seen == b"mine"
 
 
 async def test_an_index_file_of_an_earlier_log_is_not_used() -> None:
     disk = SimulatedDisk()
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         for number in range(100):
             await log.append({A: batch(f"old {number}")})
         await log.store_indexes()
     for name in [name for name in disk.files if name.endswith(".segment")]:
         del disk.files[name]
     for _ in range(2):
-        async with opened(disk) as log:
+        async with open_log(disk) as log:
             await log.append({A: batch("new")})
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert await texts(log, A) == ["new", "new"]
 
 
-async def test_sessions_alone_fill_segments_too() -> None:
+async def test_segment_with_only_sessions_is_closed_when_it_is_full() -> None:
     disk = SimulatedDisk()
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         for _ in range(200):
             await log.fence("p")
         assert log.producer("p").epoch == 200
     assert len([name for name in disk.files if name.endswith(".segment")]) > 2
-    async with opened(disk) as log:
+    async with open_log(disk) as log:
         assert log.producer("p").epoch == 200

@@ -1,4 +1,4 @@
-"""The journal of the log in Kafka: every replica that has applied the same records has the same state."""
+"""Tests of the journal of the log in Kafka: replicas that have applied the same records have the same state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group(*requests: Request, time_ms: int = 1) -> JournalGroup:
 
 
 def rows(record: int, *, rows: int = 1, shard: Shard = A) -> AppendRequest:
-    """Return an append without a producer, whose rows are in one record of Kafka."""
+    """Return an append without a producer. Its rows are in the Kafka record `record`."""
     return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, (record,)),))
 
 
@@ -47,7 +47,7 @@ def state_of(state: JournalState) -> bytes:
 
 
 def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalReader:
-    """Return a replica that has read the records from Kafka's offset `start` on."""
+    """Return a replica that has read the records from Kafka's offset `start` to the end."""
     reader = JournalReader(start)
     for offset, record in records:
         if offset >= start:
@@ -105,7 +105,7 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
         later.journal.check_invariants()
 
 
-def test_a_head_of_an_earlier_state_than_the_first_record_is_no_beginning() -> None:
+def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state = JournalState()
     state.apply(group(rows(0)))
     (early,) = encode_head(state.summarize(), "early", 1)
@@ -119,7 +119,7 @@ def test_a_head_of_an_earlier_state_than_the_first_record_is_no_beginning() -> N
     assert reader.journal.state.watermark(A) == 2
 
 
-def test_rows_that_came_into_the_journal_before_the_retention_stay_readable() -> None:
+def test_rows_journaled_before_the_retention_stay_readable() -> None:
     """Another replica has written its rows to Kafka earlier, and its record of the journal later."""
     state = JournalState()
     state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))

@@ -1,4 +1,4 @@
-"""The log in Apache Kafka, over a real broker."""
+"""Tests of the log in Apache Kafka, over a real broker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestKafkaLog(StreamLogContract, DurableLogContract):
 
 @pytest.fixture
 async def two_logs(kafka: Kafka) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
-    """Two processes that have the same log open."""
+    """Open the same log twice, as two processes do."""
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with (
         open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
@@ -150,7 +150,7 @@ def test_an_invalid_address_is_refused(text: str, message: str) -> None:
         parse_address(text, "")
 
 
-def test_a_properties_file_may_not_weaken_the_promises_of_the_log(tmp_path: Path) -> None:
+def test_properties_that_make_the_log_unsafe_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("# TLS\nsecurity.protocol = SSL\nssl.ca.location=/ca.pem\n\nsasl.password=a=b\n")
     address = parse_address("kafka://a:1,b:2/sea.mark", str(file))

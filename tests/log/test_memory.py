@@ -1,4 +1,4 @@
-"""The log in memory."""
+"""Tests of the log in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log in segment files."""
+"""Tests of the log in segment files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestSegmentLog(StreamLogContract, DurableLogContract):
 
 
 class TestSmallSegments(TestSegmentLog):
-    """Each segment has a few records, so that reads cross segments and use index files."""
+    """The contract's tests with segments of a few records, so that reads cross segments and use index files."""
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
@@ -98,7 +98,7 @@ async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
         await log.append({A: batch("x" * 2000)})
 
 
-async def test_a_folder_has_one_process(tmp_path: Path) -> None:
+async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SMALL):
         with pytest.raises(ConfigError, match="Another process"):
             async with open_segment_log(tmp_path, SystemClock(), SMALL):
@@ -145,11 +145,11 @@ async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
 # -- retention: a simulated disk and clock ---------------------------------------------------------------------------
 
 
-def opened(disk: SimulatedDisk, clock: SimulatedClock, **limits):
+def open_log(disk: SimulatedDisk, clock: SimulatedClock, **limits):
     return open_segments(disk, DirectRunner(), clock, SegmentLimits(segment_bytes=1024, **limits))
 
 
-def without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
+def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
     copied = copy_of(disk)
     for name in [name for name in copied.files if name.endswith(".index")]:
         del copied.files[name]
@@ -163,7 +163,7 @@ async def fill(log: SegmentLog, count: int = 20) -> None:
 
 async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         await fill(log)
         await log.release({A: 200, B: 20})
         assert await log.trim() == 0
@@ -178,13 +178,13 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
             await log.read(A, 199, limit_bytes=LIMIT_BYTES)
         assert [each.offset for each in await read_all(log, A, 200)] == [200]
         states = log.shards()
-    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         assert log.shards() == states
 
 
 async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
         await fill(log)
         clock.advance(2000)
         size_bytes = log.size_bytes
@@ -195,14 +195,14 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
         assert log.shards()[A].start > 150
         states = log.shards()
         await log.store_indexes()
-        for left in (copy_of(disk), without_indexes(disk)):
-            async with opened(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
+        for left in (copy_of(disk), copy_without_indexes(disk)):
+            async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
                 assert {**other.shards(), A: states[A]} == {**states, B: other.shards()[B]}
                 assert [each.batch.payload for each in await read_all(other, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
         assert 0 < log.shards()[B].start <= 10
-    async with opened(disk, clock, retention_ms=1, drops_unreleased=True, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1, drops_unreleased=True, trim_interval_s=3600) as log:
         clock.advance(2000)
         assert await log.trim() > 0
         assert log.shards()[B].start > 15
@@ -210,7 +210,7 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
 
 async def test_released_rows_are_removed_by_size() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_bytes=3000, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_bytes=3000, trim_interval_s=3600) as log:
         await fill(log, 100)
         await log.release({A: 1000, B: 100})
         await log.trim()
@@ -218,16 +218,16 @@ async def test_released_rows_are_removed_by_size() -> None:
         assert sum(len(file.seen) for file in disk.files.values()) < 8000
 
 
-async def test_rows_of_a_removed_stream_do_not_hold_segments() -> None:
+async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_bytes=1, retention_ms=1000, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_bytes=1, retention_ms=1000, trim_interval_s=3600) as log:
         await fill(log)
         await log.remove(A.stream)
         assert await log.trim() > 1
         with pytest.raises(StreamRemoved):
             await log.append({A: batch("x")})
         clock.advance(5000)
-        for _ in range(3):  # a new segment begins, the old is removed, and with it what the log remembers
+        for _ in range(3):  # A new segment begins. The log deletes the old segment, and forgets the producer in it.
             await log.append({OTHER: batch("x" * 1000)})
             clock.advance(10)
             await log.release({OTHER: 99})
@@ -236,13 +236,13 @@ async def test_rows_of_a_removed_stream_do_not_hold_segments() -> None:
         assert answer.positions[0].offset == 0
         assert await texts(log, A) == ["x"]
         clock.advance(1)
-    async with opened(disk, clock) as log:
+    async with open_log(disk, clock) as log:
         assert await texts(log, A) == ["x"]
 
 
-async def test_a_quiet_log_removes_rows_too() -> None:
+async def test_log_without_appends_also_removes_old_rows() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         await log.append({A: batch("old")})
         await log.release({A: 1})
         clock.advance(5000)
@@ -253,7 +253,7 @@ async def test_a_quiet_log_removes_rows_too() -> None:
 
 async def test_producers_are_forgotten_after_the_retention() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock, retention_ms=1000, producers_max=2, trim_interval_s=3600) as log:
+    async with open_log(disk, clock, retention_ms=1000, producers_max=2, trim_interval_s=3600) as log:
         for name in ("p", "q"):
             await log.append({A: batch("x" * 400)}, StreamProducer(name, 0))
         with pytest.raises(TooManyRequests):
@@ -266,7 +266,7 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
 
 async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    async with opened(disk, clock) as log:
+    async with open_log(disk, clock) as log:
         await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
         clock.advance(3_600_000)
         await log.append({A: batch("x" * 900)})
@@ -313,7 +313,8 @@ def test_a_full_file_system_refuses_and_recovers(tmp_path: Path) -> None:
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
-        # No mounts in this container: the same with the limit of a file's size, which the kernel refuses as late.
+        # This container cannot mount a file system. The kernel's limit on the size of a file fails a write in the same
+        # way.
         limited = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
         (tmp_path / "ballast").touch()
         done = subprocess.run(["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False)

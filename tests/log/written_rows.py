@@ -1,4 +1,4 @@
-"""A writer whose rows say what they are, and the check of what a log has of them.
+"""A writer whose rows identify themselves, and a check that compares the rows of a log with its acknowledgements.
 
 `python -m tests.log.written_rows FOLDER SEED` appends to the log in a folder until it is killed, and prints each
 acknowledgement.
@@ -32,7 +32,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
 
 def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
-    """Return the batches of an append: the same for the same producer and number."""
+    """Return the batches of an append. They depend only on the producer and the number."""
     rng = random.Random(f"{producer}/{sequence}")
     chosen = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
     text = f"{producer}/{sequence}/".encode()
@@ -40,7 +40,7 @@ def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
 
 
 async def write(log: StreamLog, name: str, acknowledged) -> None:
-    """Append without end, and repeat an append now and then."""
+    """Append until the task is cancelled, and sometimes repeat an append."""
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
     sequence = state.sequence + 1
@@ -55,7 +55,7 @@ async def write(log: StreamLog, name: str, acknowledged) -> None:
 
 
 def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledged], starts: dict[Shard, int]) -> None:
-    """Check what a log has: no row lost, none twice, appends whole and in order."""
+    """Check the rows of a log: none is lost or occurs twice, and appends are complete and in order."""
     places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
     for shard, stored in records.items():
         end = starts[shard]
@@ -78,7 +78,7 @@ def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledg
 
 
 async def main(folder: str) -> None:
-    """Write until killed."""
+    """Append until the process is killed."""
 
     def acknowledged(each: Acknowledged) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")

@@ -43,7 +43,7 @@ def head_of(method: str, path: str, *headers: str) -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
-def chunked(data: bytes) -> bytes:
+def encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -67,7 +67,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
 
 @pytest.fixture
 async def hurried_logins(tmp_path: Path) -> AsyncIterator[Logins]:
-    """Open logins of a server that waits for bodies only briefly."""
+    """Open logins of a server with a short time limit for bodies."""
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
         yield Logins(server, secrets)
@@ -90,7 +90,7 @@ async def make_tokens(home: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
 async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
-    """The body is chunked, so that no header states its size, and compressed, so that little becomes much."""
+    """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
     packed = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
@@ -99,7 +99,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins
     async with await Wire.open(logins.server) as wire:
         await wire.send(head_of("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
-        wire.writer.write(b"".join(chunked(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
+        wire.writer.write(b"".join(encode_chunk(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
         status, answer = await wire.answer()
         assert status == 400
         assert "too large" in json.loads(answer)["error_description"]
@@ -127,7 +127,7 @@ async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(t
                     wire.writer.write(body)
                 else:
                     await wire.send(head_of("POST", path, "Transfer-Encoding: chunked"))
-                    wire.writer.write(chunked(body) + b"0\r\n\r\n")
+                    wire.writer.write(encode_chunk(body) + b"0\r\n\r\n")
                 assert (path, (await wire.answer())[0]) == (path, status)
 
 
@@ -323,7 +323,7 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     with pytest.raises(TooManyRequests):
         place.keep(1)
     others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    others[0].keep(0)  # With an empty body
+    others[0].keep(0)  # The server reads the request as one with an empty body.
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
@@ -363,9 +363,9 @@ def routes() -> list[tuple[str, str, str]]:
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 
-ANYBODY = {"getConfig", "listNamespaces", "listStreams", "metrics", "listGrants", "loadSqlState"}
-"""Routes for every login, and routes that need no right on a namespace."""
-WITH_ROWS = {"removeGrant"}
+WITHOUT_NAMESPACE = {"getConfig", "listNamespaces", "listStreams", "metrics", "listGrants", "loadSqlState"}
+"""Routes that every login may use, because they need no right on a namespace."""
+NAMESPACE_IN_QUERY = {"removeGrant"}
 """Routes whose namespace is in the query; without it the request is invalid."""
 
 
@@ -380,7 +380,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
             path = path.replace(f"{{{variable}}}", value)
         path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
-        if who == "nobody" and operation in ANYBODY | WITH_ROWS:
+        if who == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
             continue
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
         if who == "nobody":
@@ -396,7 +396,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
 
 
 async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
-    """A reader requests changes: the right to read the table is not sufficient to have a body read."""
+    """A reader requests changes. The right to read the table is not sufficient: the server does not read the body."""
     for path in (
         "/v1/namespaces",
         "/v1/namespaces/db/tables",

@@ -51,7 +51,7 @@ from tests.server.test_memory_account import table_json
 Fill = Callable[[], Awaitable[object]]
 """A function that fills a cache.
 
-The result lives as long as the cache. Its inputs are made earlier.
+The result lives as long as the cache. The function's inputs exist before the measurement.
 """
 MIB = 1 << 20
 LAST_READ_BYTES = 16 << 10
@@ -203,7 +203,7 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
     return made
 
 
-def opened_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
+def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     async def make(folder: Path) -> AsyncIterator[Fill]:
         made = index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
@@ -226,9 +226,9 @@ def opened_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[
 
 
 for _kind in ("bloom", "bitmap", "record"):
-    case("indexes")(opened_index(_kind, 100, 1000, remote=False))
-for _kind in ("bloom", "record"):  # A remote bitmap is in mapped memory, which tracemalloc does not count.
-    case("remote-indexes")(opened_index(_kind, 400, 100, remote=True))
+    case("indexes")(fill_index(_kind, 100, 1000, remote=False))
+for _kind in ("bloom", "record"):  # The bitmap of a remote index is in mapped memory, which tracemalloc does not count.
+    case("remote-indexes")(fill_index(_kind, 400, 100, remote=True))
 
 
 @case("index-headers")
@@ -246,8 +246,8 @@ async def index_headers(folder: Path) -> AsyncIterator[Fill]:
         yield fill
 
 
-class _Listed:
-    """A store with 200 index files of each table."""
+class _IndexListing:
+    """An index store that lists 200 index files for each table."""
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         return [
@@ -275,7 +275,7 @@ class _Entry(msgspec.Struct):
 @case("index-registry")
 async def index_registry(folder: Path) -> AsyncIterator[Fill]:
     async def fill() -> object:
-        registry: Any = Registry(_Listed(), SimulatedClock(seed=1))  # type: ignore[arg-type]
+        registry: Any = Registry(_IndexListing(), SimulatedClock(seed=1))  # type: ignore[arg-type]
         for number in range(5):
             await registry.files(_Entry(f"uuid-{number}", 1))
         return registry
@@ -360,7 +360,7 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 async def _charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
     async with made as fill:
-        kept = await fill()  # This imports modules and creates what all entries share.
+        kept = await fill()  # This imports modules and creates objects that all entries share.
         del kept
         gc.collect()
         charged = memory_by_name().get(cache, 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
 from tests.server.rig import running
-from tests.server.test_bodies import chunked, head_of, make_tokens
+from tests.server.test_bodies import encode_chunk, head_of, make_tokens
 from tests.server.test_connections import Wire
 
 
@@ -168,7 +168,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
         await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
-        await wire.send(body if announced else chunked(body[:10]) + chunked(body[10:]) + b"0\r\n\r\n")
+        await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
         got, answer = await wire.answer()
         assert got == status
         if status != 200:

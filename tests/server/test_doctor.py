@@ -187,7 +187,7 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
 
 @contextmanager
 def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None) -> Iterator[str]:
-    """Serve the answers of Spark's REST API for an application, as far as the doctor uses them."""
+    """Serve those parts of Spark's REST API that the doctor reads."""
     application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
     environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}
 

@@ -187,7 +187,7 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
             assert int(refused.headers["Retry-After"]) >= 1
             assert check_model(await refused.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
-        assert status == 200  # Probes are answered even then.
+        assert status == 200  # Health probes are answered although the limit is reached.
         go.set()
         assert [status for status, _ in await asyncio.gather(*held)] == [404, 404]
 

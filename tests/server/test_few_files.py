@@ -36,12 +36,12 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
                 await asyncio.sleep(0.2)
         async with AsyncExitStack() as stack:
             good = await _open(stack, port)
-            assert await _asked(good, b"/v1/config") == 200
+            assert await _get_status(good, b"/v1/config") == 200
             for _ in range(300):
                 await _open(stack, port)
-            assert await _asked(good, b"/v1/config") == 200
-            assert await _asked(await _open(stack, port), b"/readyz") == 200
-        await asyncio.sleep(0.1)  # Time for the transports to close
+            assert await _get_status(good, b"/v1/config") == 200
+            assert await _get_status(await _open(stack, port), b"/readyz") == 200
+        await asyncio.sleep(0.1)  # The transports need time to close.
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)
@@ -58,7 +58,7 @@ async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader,
     return reader, writer
 
 
-async def _asked(wire: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: bytes) -> int:
+async def _get_status(wire: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: bytes) -> int:
     reader, writer = wire
     writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     async with asyncio.timeout(60):

@@ -58,7 +58,7 @@ async def test_all_other_routes_need_a_login(server: Running, secrets: dict[str,
             assert answer.status == (404 if path == "/x" else 200), path
 
 
-async def test_our_own_routes_require_a_role(server: Running, secrets: dict[str, str]) -> None:
+async def test_routes_outside_the_standard_require_a_role(server: Running, secrets: dict[str, str]) -> None:
     await server.record("t")
     cases: list[tuple[str, str, str, int]] = [
         ("reader", "GET", "/v1/config", 200),

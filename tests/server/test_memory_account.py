@@ -24,11 +24,11 @@ from tests.server.rig import running
 from tests.server.test_operation import scrape
 
 REPO = Path(__file__).resolve().parents[2]
-OWNED = {
-    "metaserver/planner/plan/cached_views.py",  # The plans of a view, which `views` includes
-    "metaserver/planner/plan/planner.py",  # Without a size: views keep blocks alive.
+REPORTED_BY_OWNER = {
+    "metaserver/planner/plan/cached_views.py",  # These plans belong to a view, and `views` includes them.
+    "metaserver/planner/plan/planner.py",  # This cache has no size of its own: views keep its blocks alive.
 }
-"""Files whose caches have no name, because their owner reports them"""
+"""Files whose caches have no name, because their owner reports them."""
 
 
 def caches() -> Iterator[tuple[str, str]]:
@@ -39,7 +39,8 @@ def caches() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # With or without its types
+            # The call may have type parameters.
+            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func
             if isinstance(made, ast.Name) and made.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
                 named = given[0] if given else node.args[1] if len(node.args) > 1 else None
@@ -52,7 +53,7 @@ def caches() -> Iterator[tuple[str, str]]:
 def test_every_cache_is_reported_and_documented() -> None:
     found = list(caches())
     assert len(found) > 15
-    assert {file for file, name in found if not name} == OWNED
+    assert {file for file, name in found if not name} == REPORTED_BY_OWNER
     page = (REPO / "docs/how-to/operate.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `seamark_cache_memory_bytes`"))
     assert set(re.findall(r"`([\w-]+)`", row)) - {"seamark_cache_memory_bytes", "cache"} == {
@@ -132,7 +133,7 @@ def table_json(columns: int, snapshots: int) -> bytes:
     return json.dumps(table, separators=(",", ":")).encode()
 
 
-def loaded(document: bytes) -> TableMetadata:
+def load_metadata(document: bytes) -> TableMetadata:
     """Return metadata decoded from its own bytes, with the values that each request derives from it."""
     metadata = decode_table(bytes(bytearray(document)), "t")
     assert metadata.current_schema.index
@@ -146,11 +147,11 @@ def loaded(document: bytes) -> TableMetadata:
 )
 def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: int) -> None:
     document = table_json(columns, snapshots)
-    loaded(document)
+    load_metadata(document)
     gc.collect()
     tracemalloc.start()
     try:
-        tables = [loaded(document) for _ in range(4)]
+        tables = [load_metadata(document) for _ in range(4)]
         held = tracemalloc.get_traced_memory()[0] / 4
     finally:
         tracemalloc.stop()

@@ -182,7 +182,7 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
     assert "every account" not in run_seamark(*args).stderr
 
 
-# One server at a time
+# Only one server may run on a home at a time.
 
 
 @pytest.mark.parametrize("workers", quick(["2", "1"], 1))

@@ -44,7 +44,7 @@ def slow_post(server: Seamark, body: bytes) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
-    # The metric is taken each second, and rarely during a read of it.
+    # The server samples the metric each second, and rarely during a read of it.
     eventually(lambda: http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
     return sock
 

@@ -53,8 +53,8 @@ class Served:
 
 
 @pytest.fixture
-def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
-    """Serve with TLS and as many workers as the parameter says."""
+def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
+    """Run a server with TLS. The parameter is the number of workers."""
     port, log = free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
@@ -78,8 +78,8 @@ def name_presented(served: Served, authority: Authority) -> str:
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
-def examined(url: str) -> dict[str, str]:
-    """Return the findings of `seamark doctor` about the server."""
+def run_doctor(url: str) -> dict[str, str]:
+    """Run `seamark doctor`, and return its findings about the server."""
     (finding,) = (one for one in check_server(url, None) if one.subject == "server")
     return dataclasses.asdict(finding)
 
@@ -96,15 +96,15 @@ def test_clients_that_trust_the_authority_connect_and_others_refuse(
     plain = SeamarkClient(served.url.replace("https", "http"), retries=0)
     with pytest.raises(ClientError, match="https:// URL"):
         list(plain.timeline())
-    assert "in the variable SEAMARK_CA" in examined(served.url)["fix"]
+    assert "in the variable SEAMARK_CA" in run_doctor(served.url)["fix"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     client = SeamarkClient(served.url, retries=0)
     assert list(client.timeline()) == []
     client.close()
-    assert examined(served.url)["text"] == f"{served.url} is ready"
+    assert run_doctor(served.url)["text"] == f"{served.url} is ready"
     (tmp_path / "empty.pem").write_text("")
     monkeypatch.setenv("SEAMARK_CA", str(tmp_path / "empty.pem"))
-    assert "empty.pem" in examined(served.url)["text"]
+    assert "empty.pem" in run_doctor(served.url)["text"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
     assert "does not exist" in done.output

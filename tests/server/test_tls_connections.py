@@ -44,7 +44,7 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
         old = await asked(stack, port, trusted)
         silent = [await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)]
         fresh = await asked(stack, port, trusted)
-        # Cancelled at the end of the test, or failed by the server's reset.
+        # The task was cancelled at the end of the test, or the server has reset its connection.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
         try:
             await until(lambda: sum(task.done() for task in reading) >= SILENT - 8)
@@ -94,7 +94,7 @@ async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tm
                 await stack.enter_async_context(Wire(*await asyncio.open_connection("127.0.0.1", port)))
             assert await good.healthy()
             await asked(stack, port, trusted)
-        await asyncio.sleep(0.1)  # Time for the transports to close
+        await asyncio.sleep(0.1)  # The transports need time to close.
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)

@@ -1,4 +1,4 @@
-"""Rows that do not fit a stream table are in its dead-letter table with the reason, and all others in the table."""
+"""Tests that rows which do not fit a stream table go to its dead-letter table, with the reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def read_letters(stream: Stream) -> list[dict[str, Any]]:
     return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
 
 
-async def test_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
+async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(stream: Stream) -> None:
     await create_letters(stream)
     lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
@@ -70,19 +70,17 @@ async def test_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> 
     assert len(await read_letters(stream)) == 5
 
 
-async def test_too_many_rows_that_do_not_fit_refuse_the_request(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_request_with_too_many_unfit_rows_is_refused(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_letters(stream)
     monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
-    status, text = await stream.refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
+    status, text = await stream.send_refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
     assert (status, "More than 3 rows do not fit" in text) == (400, True)
     assert (await stream.ids(), await read_letters(stream)) == ([], [])
     await stream.post({"id": 1}, *[{"id": "x"}] * 3)
     assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
 
 
-async def test_arrow_rows_that_do_not_fit_are_kept_with_the_reason(stream: Stream) -> None:
+async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Stream) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
     status, answer = await stream.send(arrow_body(id=ids, name=["a", "b", "c"]), ARROW)
@@ -91,9 +89,9 @@ async def test_arrow_rows_that_do_not_fit_are_kept_with_the_reason(stream: Strea
     assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
 
 
-async def test_dead_letter_table_that_cannot_take_rows_refuses_the_request(stream: Stream) -> None:
+async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: Stream) -> None:
     async def reason() -> str:
-        status, text = await stream.refused(b'[{"id": 1}, {"id": "x"}]')
+        status, text = await stream.send_refused(b'[{"id": 1}, {"id": "x"}]')
         assert status == 400
         return text
 
@@ -149,5 +147,5 @@ async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) 
 async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={DEAD_LETTER_TABLE: "errors"})
-        status, text = await stream.refused(b'[{"id": 1}]')
+        status, text = await stream.send_refused(b'[{"id": 1}]')
         assert (status, "name a table with its namespace" in text) == (400, True)

@@ -1,4 +1,4 @@
-"""Several servers over one database and one log in Kafka: any of them takes rows, and any of them shows all rows."""
+"""Tests of several servers over one database and one log in Kafka: each server accepts rows and returns all rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEASE_S = 1.0
 
 
 def shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
-    """Return the settings that all servers of a fleet have."""
+    """Return the settings that are equal in all servers of a fleet."""
     return {
         "database": postgres_url,
         "warehouse": f"file://{folder / 'warehouse'}",
@@ -75,7 +75,7 @@ async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: 
     repeated = await second.post({"id": 1}, query="?producer=p&sequence=0")
     assert repeated == answer | {"duplicate": True}
     await second.post({"id": 2}, query="?producer=p&sequence=1")
-    status, message = await first.refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
+    status, message = await first.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await first.ids() == [1, 2]
 
@@ -91,7 +91,7 @@ async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -
         assert await stream.ids() == list(range(10))
 
 
-async def test_only_the_owner_keeps_rows_and_flushes_those_of_all_servers(
+async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
     settings = shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
@@ -134,7 +134,7 @@ async def test_all_workers_of_a_server_take_and_show_rows(
     catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})
     url = f"{server.base_url}/api/v1/tables/db/t/rows"
     for end in (4, 8):
-        for number in range(end - 4, end):  # Each connection reaches any of the workers.
+        for number in range(end - 4, end):  # The operating system assigns each connection to any of the workers.
             async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
                 assert answer.status == 200, await answer.text()
         scan = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow())

@@ -1,4 +1,4 @@
-"""Seamark's own readers return every acknowledged row of a stream table once, before and after its flush."""
+"""Tests that Seamark's readers return every acknowledged row of a stream table once, before and after its flush."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FRESH = {"header.X-Seamark-Fresh": "true"}
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
-    """Serve a table with one flushed row and two rows that wait."""
+    """Serve a table with one flushed row and two rows that are not flushed."""
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1, "name": "a"})
@@ -54,13 +54,13 @@ def duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     con = seamark.duckdb.connect(url)
     try:
         relation = seamark.duckdb.sql(con, statement)
-        return [] if relation is None else sorted(relation.fetchall())  # an INSERT has no relation
+        return [] if relation is None else sorted(relation.fetchall())  # DuckDB returns no relation for an INSERT.
     finally:
         con.close()
 
 
 def client_planned_ids(url: str) -> list[int]:
-    """Return the ids that a catalog with the header reads, which plans its scans itself."""
+    """Return the ids that an engine reads if it plans its scans itself and sends the header for fresh rows."""
     with RestCatalog("fresh", uri=url, **FRESH) as catalog:
         return sorted(catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist())
 
@@ -89,7 +89,7 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
     await asyncio.to_thread(read)
 
 
-async def test_a_named_snapshot_branch_or_time_has_no_waiting_rows(stream: Stream) -> None:
+async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: Stream) -> None:
     url = stream.server.url
 
     def read() -> None:
@@ -125,7 +125,7 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(str
         await asyncio.to_thread(planned_rows, opened)
 
 
-async def test_changes_see_rows_that_were_acknowledged_before_them(stream: Stream) -> None:
+async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
     url = stream.server.url
     assert await asyncio.to_thread(sql_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
     await stream.post({"id": 4, "name": "b"})
@@ -286,7 +286,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             for name in rng.sample(sorted(READERS), 2):
                 read = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
-                    await stream.flush()  # while the reader runs
+                    await stream.flush()  # These rows arrive while the reader runs.
                     flushed, waiting = flushed | waiting, set()
                 assert await read == sorted(flushed | waiting), (action, name)
             opened = await asyncio.to_thread(open_table, client, TABLE, At())

@@ -1,4 +1,4 @@
-"""Servers and a broker that are killed and stopped under load: the table has each acknowledged row once."""
+"""Tests that the table has each acknowledged row once although servers and the broker are killed under load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = Schema(NestedField(1, "producer", StringType()), NestedField(2, "number
 
 
 class Load:
-    """Writers that repeat each request, at any server, until it is acknowledged."""
+    """Writers that send each request to any server, and repeat it until it is acknowledged."""
 
     def __init__(self, servers: list[Seamark], seed: int) -> None:
         self.servers = servers
@@ -112,7 +112,7 @@ async def test_each_acknowledged_row_is_in_the_table_once_after_kills(postgres: 
 
 
 async def _run(load: Load, kafka: Kafka, faults: Counter[str]) -> None:
-    """Write under faults for a time; return when all writers are done and all servers work."""
+    """Write under faults for a time. Return when all writers have finished and all servers answer."""
     async with aiohttp.ClientSession() as http:
         writers = [asyncio.create_task(load.write(http, f"w{number}")) for number in range(WRITERS)]
         breaking = asyncio.create_task(_break_things(load, kafka, faults))

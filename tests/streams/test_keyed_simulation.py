@@ -1,4 +1,7 @@
-"""Keyed tables in a simulated world: a reader sees the replay of the log. Mutations show that each check works."""
+"""Tests of keyed tables in a simulated world: a reader gets the replay of the log.
+
+Each mutation breaks the product on purpose, and the simulation has to find it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MUTATION_SEEDS = 300
 
 
 def run_world(seed: int, **options) -> KeyedWorld:
-    """Run one world to its end."""
+    """Run one world to its end, and return it."""
     world = KeyedWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
@@ -48,7 +51,7 @@ def test_readers_see_the_replay_of_the_log_in_many_worlds() -> None:
 
 
 def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
-    """A flush adds rows and keeps the rows that they replace."""
+    """Let a flush add rows without deleting the rows that they replace."""
     commit = RemoteTables.commit
 
     async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None):
@@ -59,7 +62,7 @@ def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
-    """A flush deletes rows in files that a compaction has replaced meanwhile."""
+    """Let a flush delete rows in files that a compaction has replaced since."""
     commit_keyed = KeyedCatalog.commit_keyed
 
     def commit(catalog: KeyedCatalog, *args) -> None:
@@ -70,13 +73,13 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
-    """Of two rows with a key, the earlier row stays."""
+    """Keep the earlier of two rows with the same key."""
     slices = StreamTable._slices
     patch.setattr(StreamTable, "_slices", lambda table, *args: slices(table, *args)[::-1])
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
-    """An earlier fresh file deletes rows of a later one."""
+    """Let an earlier fresh file delete rows of a later one."""
     fresh = StreamTable.fresh
 
     async def reverse(table: StreamTable, flushed) -> FreshRows:
@@ -87,7 +90,7 @@ def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
 
 
 def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
-    """The deletes of a plan are for the files of the table's last pointer but one."""
+    """Compute the deletes of a plan for the files of the previous pointer."""
     store = StreamTable.store_deletes
     earlier: dict[StreamTable, object] = {}
 
@@ -99,7 +102,7 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
-    """The last append of a range of offsets is in no file."""
+    """Leave the last append of a range of offsets out of the file."""
     slices = StreamTable._slices
 
     def drop(table: StreamTable, *args):
@@ -117,13 +120,13 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
     (locate_rows_of_an_earlier_pointer, "a key has several rows|not the replay|which is not in it", 1),
     (forget_the_last_append, "not the replay", 1),
 ]
-"""What breaks, how the simulation says so, and from which seed on it is found soon."""
+"""For each mutation: the function that breaks the product, the message of the simulation, and the first seed to try."""
 
 
 @pytest.mark.parametrize(
     ("mutate", "expected", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
-def test_the_simulation_finds(
+def test_the_simulation_finds_each_mutation(
     mutate: Callable[[pytest.MonkeyPatch], None], expected: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
@@ -133,4 +136,4 @@ def test_the_simulation_finds(
         except Broken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
-    pytest.fail("the simulation does not find it")
+    pytest.fail("the simulation does not find the mutation")

@@ -1,4 +1,6 @@
-"""Keyed stream tables over HTTP, read by stock PyIceberg: the latest row of each key, before and after flushes."""
+"""Tests of keyed stream tables over HTTP: stock PyIceberg reads the latest row of each key, before and after
+flushes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
-    """The names by id that stock PyIceberg reads."""
+    """Return the names by id that stock PyIceberg reads."""
 
     def scan() -> pa.Table:
         options = {"row_filter": where} if where else {}
@@ -89,7 +91,7 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
         await stream.flush()
         del expected[turn]
         for key in range(50, 58):
-            # The rows of the earlier parts are not located again, and the file has deletes already.
+            # The file has deletes already, so the rows of the earlier parts are not located again.
             await stream.post({"id": key, "name": f"{turn}.{key}"})
             expected[key] = f"{turn}.{key}"
             assert await read(stream) == expected
@@ -156,7 +158,7 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
 
 async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: Stream) -> None:
     async def reason(message: Any, query: str = "?envelope=debezium") -> str:
-        status, text = await stream.refused(json.dumps([message]).encode(), query=query)
+        status, text = await stream.send_refused(json.dumps([message]).encode(), query=query)
         assert status == 400
         return text
 
@@ -170,7 +172,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert 'Row 0 has the _op "upsert"' in await reason({"id": 1, "name": "a", "_op": "upsert"}, "")
     assert "Row 0 has no value in the column id" in await reason({"_op": "delete"}, "")
     assert "column name is required" in await reason({"id": 1, "_op": "update"}, "")
-    status, text = await stream.refused(arrow_body(id=[1], name=["a"], _op=["merge"]), ARROW)
+    status, text = await stream.send_refused(arrow_body(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
     assert await read(stream) == {}
 
@@ -183,21 +185,21 @@ async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
     assert await read(stream) == {2: "d", 3: "c", 4: "e"}
 
 
-async def test_table_without_key_takes_inserts_only(tmp_path: Path) -> None:
+async def test_table_without_key_accepts_only_inserts(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: ""})
         await stream.post({"id": 1, "name": "a", "_op": "insert"}, {"id": 1, "name": "b"})
         assert await stream.ids() == [1, 1]
         for kind in ("update", "delete"):
             body = json.dumps([{"id": 1, "name": "a"}, {"id": 1, "name": "a", "_op": kind}]).encode()
-            status, text = await stream.refused(body)
+            status, text = await stream.send_refused(body)
             assert (status, f"Row 1 has the kind {kind}, and the table has no key" in text) == (400, True)
 
 
 async def test_invalid_key_is_refused_with_the_column(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: "id, city"})
-        status, text = await stream.refused(b'[{"id": 1, "name": "a"}]')
+        status, text = await stream.send_refused(b'[{"id": 1, "name": "a"}]')
         assert (status, "names the column 'city'" in text) == (400, True)
 
 
@@ -219,7 +221,7 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
 
 
 @pytest.mark.parametrize("key", ["id", None])
-async def test_rows_that_wait_keep_their_key_over_schema_changes(tmp_path: Path, key: str | None) -> None:
+async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path, key: str | None) -> None:
     narrow = Schema(
         NestedField(1, "id", IntegerType(), required=True),
         NestedField(2, "name", StringType()),
@@ -240,7 +242,7 @@ async def test_rows_that_wait_keep_their_key_over_schema_changes(tmp_path: Path,
         await asyncio.to_thread(change_schema)
         row = {"number": 3_000_000_000, "name": "e", "more": "m"}
         if key:
-            status, text = await stream.refused(json.dumps([row]).encode())
+            status, text = await stream.send_refused(json.dumps([row]).encode())
             assert (status, "names the column 'id'" in text) == (400, True)
         else:
             await stream.post(row, {"number": 3, "name": "f"})
@@ -252,7 +254,7 @@ async def test_rows_that_wait_keep_their_key_over_schema_changes(tmp_path: Path,
             await stream.flush()
 
 
-async def test_table_that_gets_a_key_replaces_rows_that_wait(tmp_path: Path) -> None:
+async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: ""})
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
@@ -275,7 +277,10 @@ async def test_table_that_gets_a_key_replaces_rows_that_wait(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged=2)))
 async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
-    """Writers, corrections by batch writers, flushes, compactions, indexes and restarts, in a random order."""
+    """The changes come from writers and batch writers.
+
+    Flushes, compactions, index builds and restarts run between them.
+    """
     rng = Random(seed)
     model: dict[int, str] = {}
     number = 0

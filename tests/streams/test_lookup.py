@@ -1,4 +1,4 @@
-"""Look-ups by key: in a copy of the table in memory that follows it, and once in the table."""
+"""Tests of look-ups by key, in a copy of the table in memory and in the table itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_copy_in_memory_follows_rows_appends_and_deletes(tmp_path: Path)
             await asyncio.to_thread(copy.close)
 
 
-async def test_a_copy_with_too_many_keys_or_of_no_table_fails(tmp_path: Path) -> None:
+async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         client = SeamarkClient(stream.server.url)

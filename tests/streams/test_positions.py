@@ -1,7 +1,9 @@
-"""Readers of random histories, without a server: each reader gets each row of the model once, or a clear error.
+"""Tests of readers of random histories, without a server: each reader gets each row of the model once, or a
+clear error.
 
 The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
-begins anywhere, and stops and resumes anywhere. It applies the steps of `next_step` to the model's log and files.
+begins at any place, and stops and resumes at any place. It applies the steps of `next_step` to the model's log and
+files.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class Model:
         return rows
 
     def act(self) -> None:
-        """Do one random thing that is not a read."""
+        """Make one random change to the table or the log."""
         rng = self.rng
         match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire")):
             case "send":
@@ -125,16 +127,16 @@ class Model:
 
 @dataclass
 class Reader:
-    """A reader, which keeps only its token between reads."""
+    """A reader that keeps only its token between reads."""
 
     token: str
     missing: list[int] = field(default_factory=list)
-    """The rows before the place where it began."""
+    """The rows before the position at which the reader began."""
     seen: Counter[int] = field(default_factory=Counter)
     failed: str = ""
 
     def read(self, model: Model, steps: int) -> bool:
-        """Read some steps; return whether the reader is at the end."""
+        """Read at most `steps` steps. Return True at the end of the rows."""
         for _ in range(steps):
             try:
                 step = next_step(parse_position(self.token, UUID), model.table())
@@ -258,11 +260,11 @@ def test_a_read_ends_at_its_until_position() -> None:
 @pytest.mark.parametrize(
     "token", ["", "1", "2.x.none..after", f"1.{UUID}.-1..after", f"1.{UUID}.1.1-x.scan", f"1.{UUID}.1..later"]
 )
-def test_a_token_of_nobody_is_refused(token: str) -> None:
+def test_invalid_token_is_refused(token: str) -> None:
     with pytest.raises(BadRequest, match="was not issued"):
         parse_position(token, UUID)
 
 
-def test_a_summary_of_a_client_is_no_flush() -> None:
+def test_summary_that_a_client_wrote_is_not_read_as_a_flush() -> None:
     raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: "0:x-2"}).encode())
     assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None

@@ -1,4 +1,4 @@
-"""Continuous reads of a real server: each row once across the seam of files and log, from every place and position."""
+"""Tests of continuous reads from a server: each row arrives once, from the files or the log, from every position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
 
 
 async def read(stream: Stream, **options: Any) -> list[StreamBatch]:
-    """Return the batches up to the end of the present rows."""
+    """Return the batches up to the last row that exists now."""
     client = SeamarkClient(stream.server.url)
     return await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False, **options)))
 
@@ -43,7 +43,7 @@ def ids(batches: list[StreamBatch]) -> list[int]:
 
 
 async def append_batch(stream: Stream, *numbers: int) -> None:
-    """Append rows as a batch writer does."""
+    """Append rows with a commit, as a batch writer does."""
     rows = pa.table({"id": list(numbers)})
     client = SeamarkClient(stream.server.url)
     await asyncio.to_thread(seamark.append, client, "db.t", rows)
@@ -134,7 +134,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
 
 
-async def test_a_position_of_another_table_or_of_nobody_is_refused(stream: Stream) -> None:
+async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: Stream) -> None:
     await stream.post({"id": 1})
     position = (await read(stream))[-1].position
     with pytest.raises(BadRequest, match="was not issued by this server"):
@@ -200,14 +200,14 @@ async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> N
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
 async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: int, tmp_path: Path) -> None:
-    """Readers begin anywhere, and stop and resume anywhere, among writers, flushes, appends and restarts."""
+    """Readers begin, stop and resume at any position, while writers, flushes, appends and restarts change the table."""
     rng, numbers = Random(seed), itertools.count(1)
     home = tmp_path
     model: list[int] = []
     readers: list[tuple[str, Counter[int], int]] = []
     """The position of each reader, the rows that it has read, and the number of rows of the model at its start."""
     is_created = False
-    for _ in range(3):  # one round for each process of the server
+    for _ in range(3):  # Each round starts another process of the server.
         async with streaming(home, watch_timeout_s=1) as stream:
             if not is_created:
                 await create(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
@@ -239,7 +239,7 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
 async def _read_some(
     stream: Stream, rng: Random, position: str, seen: Counter[int], start: int
 ) -> tuple[str, Counter[int], int]:
-    """Read a random number of batches, and return the reader with its new position."""
+    """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)
     chosen = batches[: rng.randint(0, len(batches))]
     return (chosen[-1].position if chosen else position), seen + Counter(ids(chosen)), start

@@ -1,4 +1,4 @@
-"""Rows over HTTP to a real server, read by stock PyIceberg: each acknowledged row once, before and after its flush."""
+"""Tests of rows over HTTP: stock PyIceberg reads each acknowledged row once, before and after its flush."""
 
 from __future__ import annotations
 
@@ -61,12 +61,14 @@ class Stream:
         assert status == 200, answer
         return answer
 
-    async def refused(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, str]:
+    async def send_refused(
+        self, body: bytes, content_type: str = "application/json", query: str = ""
+    ) -> tuple[int, str]:
         status, answer = await self.send(body, content_type, query)
         return status, answer["error"]["message"]
 
     async def ids(self, where: str | None = None) -> list[int]:
-        """The ids that stock PyIceberg reads, ascending."""
+        """Return the ids that stock PyIceberg reads, in ascending order."""
 
         def read() -> list[int]:
             scan = self.catalog.load_table("db.t").scan(**({"row_filter": where} if where else {}))
@@ -124,7 +126,7 @@ async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
 
 
 async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: Stream) -> None:
-    """Spark plans no scan of a table without a snapshot."""
+    """Otherwise Spark would read no rows: it plans no scan of a table without a snapshot."""
     await stream.post({"id": 1})
     async with asyncio.timeout(30):
         while not await stream.snapshots():
@@ -135,7 +137,7 @@ async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: St
     assert await stream.ids() == [1, 2]
 
 
-async def test_rows_are_there_once_after_their_flush(stream: Stream) -> None:
+async def test_rows_are_read_once_after_their_flush(stream: Stream) -> None:
     await stream.post({"id": 1}, {"id": 2})
     await stream.flush()
     await stream.post({"id": 3})
@@ -150,7 +152,7 @@ async def test_rows_are_there_once_after_their_flush(stream: Stream) -> None:
     assert summary["total-records"] == "3"
 
 
-async def test_a_named_snapshot_has_no_fresh_rows(stream: Stream) -> None:
+async def test_read_of_a_snapshot_id_has_no_fresh_rows(stream: Stream) -> None:
     await stream.post({"id": 1})
     await stream.flush()
     await stream.post({"id": 2})
@@ -179,14 +181,14 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> N
     assert again["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
-    status, message = await stream.refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
+    status, message = await stream.send_refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await stream.ids() == [1, 2, 3]
 
 
 async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:
     async def reason(*rows: Any) -> str:
-        status, message = await stream.refused(json.dumps(rows).encode())
+        status, message = await stream.send_refused(json.dumps(rows).encode())
         assert status == 400
         return message
 
@@ -198,14 +200,14 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert "Row 0, column day: the value" in await reason({"id": 1, "day": "31.1.2026"})
     assert "column id is required" in await reason({"name": "a"}, {"id": 1})
     assert "Row 0 is 7" in await reason(7)
-    assert (await stream.refused(b"[{"))[0] == 400
-    assert (await stream.refused(b"id\n1\n", "text/csv"))[0] == 415
-    assert "Row 1 is not valid JSON" in (await stream.refused(b'{"id": 1}\n{"id": \n', LINES))[1]
-    assert (await stream.refused(b"nothing", ARROW))[0] == 400
-    status, message = await stream.refused(arrow_body(id=["x"]), ARROW)
+    assert (await stream.send_refused(b"[{"))[0] == 400
+    assert (await stream.send_refused(b"id\n1\n", "text/csv"))[0] == 415
+    assert "Row 1 is not valid JSON" in (await stream.send_refused(b'{"id": 1}\n{"id": \n', LINES))[1]
+    assert (await stream.send_refused(b"nothing", ARROW))[0] == 400
+    status, message = await stream.send_refused(arrow_body(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
-    assert (await stream.refused(b"[]", query="?producer=p"))[0] == 400
-    assert (await stream.refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
+    assert (await stream.send_refused(b"[]", query="?producer=p"))[0] == 400
+    assert (await stream.send_refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
     assert await stream.ids() == []
 
 
@@ -230,28 +232,28 @@ _ROWS = 20_000
 async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stream, names: pa.Array) -> None:
     body = arrow_body(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
-    status, message = await stream.refused(body, ARROW)
+    status, message = await stream.send_refused(body, ARROW)
     assert (status, "decoded rows have more than" in message) == (413, True)
     few = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
     assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=few), ARROW))[0] == 200
 
 
-async def test_a_table_with_encrypted_files_takes_no_rows(tmp_path: Path) -> None:
+async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={"format-version": "3", "encryption.key-id": "k"})
-        status, message = await stream.refused(b'[{"id": 1}]')
+        status, message = await stream.send_refused(b'[{"id": 1}]')
         assert (status, "encrypted" in message) == (400, True)
 
 
-async def test_a_table_that_is_no_stream_table_takes_no_rows(tmp_path: Path) -> None:
+async def test_table_that_is_not_a_stream_table_refuses_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={ENABLED: "false"})
-        status, message = await stream.refused(b'[{"id": 1}]')
+        status, message = await stream.send_refused(b'[{"id": 1}]')
         assert (status, f"set its property {ENABLED} to true" in message) == (400, True)
         await asyncio.to_thread(stream.catalog.drop_table, "db.t")
-        assert (await stream.refused(b'[{"id": 1}]'))[0] == 404
+        assert (await stream.send_refused(b'[{"id": 1}]'))[0] == 404
         await create(stream, properties={"format-version": "1"})
-        assert "needs version 2 or 3" in (await stream.refused(b'[{"id": 1}]'))[1]
+        assert "needs version 2 or 3" in (await stream.send_refused(b'[{"id": 1}]'))[1]
 
 
 async def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
@@ -289,7 +291,7 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
         assert await stream.ids() == [1, 2, 3]
 
 
-async def test_rows_of_an_earlier_process_wait_for_the_interval_of_flushes(tmp_path: Path) -> None:
+async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
     """Their age is not in memory; each restart of a busy server would otherwise commit small files."""
     async with streaming(tmp_path) as stream:
         await create(stream)
@@ -335,7 +337,7 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
                     assert answer.headers["Retry-After"] == "1"
                     break
         else:
-            # Flushes kept up with the writer.
+            # The table was flushed while the writer wrote.
             assert await stream.snapshots() > 1
         (table,) = stream.server.components.streams.tables.values()
         await until(lambda: table.size_bytes == 0, within_s=30)
@@ -352,7 +354,7 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         streams = stream.server.components.streams
         (uuid,) = streams.tables
         await until(lambda: streams.tables[uuid].size_bytes == 0, within_s=10)
-        streams._flushes[uuid].not_before_s = float("inf")  # as after flushes that failed
+        streams._flushes[uuid].not_before_s = float("inf")  # This is the state after failed flushes.
         row = json.dumps([{"id": 1, "name": "x" * 100_000}]).encode()
         answers = [(await stream.send(row))[0] for _ in range(8)]
         assert (answers[0], answers[-1]) == (200, 429), answers
@@ -366,7 +368,7 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         assert (await stream.send(large))[0] == 413
 
 
-async def test_a_dropped_table_takes_its_rows_with_it_and_an_undrop_brings_them_back(stream: Stream) -> None:
+async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream) -> None:
     await stream.post({"id": 1})
     await stream.flush()
     await stream.post({"id": 2})
@@ -389,8 +391,8 @@ def _look(stream: Stream) -> bool:
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged=1)))
 async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
-    """Streams, batch appends, flushes and restarts of a table at once; every reader gets each row that was
-    acknowledged before, exactly once.
+    """Streams, batch appends, flushes and restarts change a table concurrently. Every reader gets each row that was
+    acknowledged before its read, exactly once.
     """
     import random
 
@@ -402,7 +404,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
         for _ in range(rng.randint(1, 8)):
             numbers = [sent := sent + 1 for _ in range(rng.randint(1, 20))]
             rows = [{"id": number, "name": rng.choice("abc")} for number in numbers]
-            for _ in range(rng.choice([1, 1, 2])):  # a repeat, as after a lost answer
+            for _ in range(rng.choice([1, 1, 2])):  # The client repeats the request, as it does after a lost answer.
                 await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
             sequences[producer] += 1
             acknowledged.update(numbers)
@@ -486,7 +488,7 @@ async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: Str
     assert await stream.ids() == list(range(70))
 
 
-async def test_a_writer_whose_row_is_refused_says_so_and_takes_no_more(stream: Stream) -> None:
+async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: Stream) -> None:
     def write() -> str:
         writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
         writer.write({"id": "x"})
@@ -503,7 +505,7 @@ async def test_a_writer_whose_row_is_refused_says_so_and_takes_no_more(stream: S
 
 
 @pytest.mark.parametrize("version", ["2", "3"])
-async def test_an_engine_that_plans_by_itself_reads_fresh_rows_by_a_header(tmp_path: Path, version: str) -> None:
+async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path: Path, version: str) -> None:
     async with streaming(tmp_path, scan_planning_mode="client") as stream:
         await create(stream, properties={"format-version": version})
         await stream.post({"id": 1, "name": "a"})
@@ -556,25 +558,25 @@ async def test_replaced_table_has_no_earlier_rows(stream: Stream) -> None:
     assert await stream.ids() == [2]
 
 
-async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_path: Path) -> None:
+async def test_table_without_its_log_stays_readable_and_loses_no_new_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
     shutil.rmtree(tmp_path / "streams")
     async with streaming(tmp_path) as stream:
-        status, message = await stream.refused(b'[{"id": 3}]')
+        status, message = await stream.send_refused(b'[{"id": 3}]')
         assert (status, "restore it" in message) == (503, True)
         assert await stream.ids() == [1, 2]
 
 
-async def test_a_second_log_takes_no_rows_of_a_table_whose_rows_wait_in_the_first(tmp_path: Path) -> None:
+async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1})
     (tmp_path / "streams").rename(tmp_path / "first")
     async with streaming(tmp_path) as stream:
-        status, message = await stream.refused(b'[{"id": 2}]')
+        status, message = await stream.send_refused(b'[{"id": 2}]')
         assert (status, "write to the server that has that log" in message) == (503, True)
     shutil.rmtree(tmp_path / "streams")
     (tmp_path / "first").rename(tmp_path / "streams")
@@ -601,7 +603,7 @@ async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: 
         assert await stream.ids() == list(range(10))
 
 
-async def test_the_state_of_a_stream_says_what_waits(stream: Stream) -> None:
+async def test_state_of_a_stream_reports_its_unflushed_rows(stream: Stream) -> None:
     path = "/api/v1/tables/db/t/stream"
     assert (await stream.server.get(path))[0] == 400
     await stream.post({"id": 1}, {"id": 2})

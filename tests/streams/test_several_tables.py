@@ -1,4 +1,4 @@
-"""Rows of one request to several stream tables: all or none, and each once."""
+"""Tests of requests with rows for several stream tables: the server stores all rows once, or no row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Stream tables and their log in a simulated world of crashes: the classes of the server, no sockets, no threads.
+"""Tests of stream tables and their log in a simulated world of crashes.
 
-Each invariant has a mutation: code that breaks it on purpose. The simulation has to find each of them.
+They run the server's classes without sockets and threads. Each invariant has a mutation: code that breaks it on
+purpose. The simulation has to find each mutation.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MUTATION_SEEDS = 300
 
 
 def run_world(seed: int, **options) -> World:
-    """Run one world to its end."""
+    """Run one world to its end, and return it."""
     world = World(seed, **options)
     try:
         run_simulated(world.clock, world.run())
@@ -47,7 +48,7 @@ def run_world(seed: int, **options) -> World:
     return world
 
 
-def test_rows_are_kept_once_and_in_order() -> None:
+def test_simulated_table_has_each_row_once_and_in_order() -> None:
     worlds = [run_world(seed, appends=4) for seed in range(first_seed(), first_seed() + QUICK_SEEDS)]
     assert sum(world.reads for world in worlds) > 10 * QUICK_SEEDS
     assert sum(world.crashes for world in worlds) > QUICK_SEEDS / 2
@@ -57,13 +58,13 @@ def test_rows_are_kept_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("seed", [5302, 6083, 6762])
-def test_worlds_that_found_faults_of_the_retention(seed: int) -> None:
+def test_retention_keeps_rows_in_worlds_that_found_faults_before(seed: int) -> None:
     run_world(seed, appends=20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_rows_are_kept_once_and_in_order_in_many_worlds() -> None:
+def test_many_simulated_tables_have_each_row_once_and_in_order() -> None:
     for seed in range(first_seed(), first_seed() + SLOW_SEEDS):
         run_world(seed, appends=20)
 
@@ -79,17 +80,17 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """Rows are acknowledged without a sync, and a power cut loses them."""
+    """Acknowledge rows without a sync, so that a power cut loses them."""
     patch.setattr(OpenSimulatedFile, "sync", lambda file: None)
 
 
 def forget_what_producers_sent(patch: pytest.MonkeyPatch) -> None:
-    """A repeated append is stored again."""
+    """Store a repeated append again."""
     patch.setattr(Group, "_check_sequence", lambda group, producer: None)
 
 
 def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    """Only an append that the log remembers is a repetition; each other number is accepted."""
+    """Accept each number that the log does not remember, in any order."""
 
     def accept(group: Group, producer):
         summary = group._producer(producer.name)
@@ -100,13 +101,13 @@ def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_numbers(patch: pytest.MonkeyPatch) -> None:
-    """An append that overtakes an earlier one makes it a repetition."""
+    """Treat an append as a repetition if a later append has overtaken it."""
     check = Group._check_sequence
     patch.setattr(Group, "_check_sequence", lambda group, producer: check(group, replace(producer, sparse=True)))
 
 
 def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
-    """A flush adds its rows although the offsets have moved."""
+    """Let a flush add its rows although the offsets have moved."""
     commit = Catalog.commit
 
     def add(catalog: Catalog, *args) -> None:
@@ -117,7 +118,7 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
 
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
-    """After a crash, rows that only the kernel's memory has are readable."""
+    """After a crash, serve rows that are only in the kernel's memory."""
     recover_last = recovery._recover_last
 
     def recover(files, segments_, state, segment_bytes):
@@ -132,12 +133,12 @@ def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> 
 
 
 def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
-    """A reader with the pointer before a flush gets the fresh rows after it."""
+    """Give a reader the pointer before a flush and the fresh rows after it."""
     patch.setattr(StreamTable, "_observe", lambda table, flushed: table._advance(flushed))
 
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
-    """A reader sees half of an append: the watermarks of two shards are of different times."""
+    """Use watermarks of different times for two shards, so that a reader sees half of an append."""
     watermarks = StreamTable.watermarks
     earlier: dict[int, dict[int, int]] = {}
 
@@ -152,7 +153,7 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
-    """Each batch of an append is a record of its own, so that a power cut leaves half of the append."""
+    """Store each batch of an append as its own record, so that a power cut leaves half of the append."""
     append = Group.append
 
     def split(group: Group, batches, producer):
@@ -167,7 +168,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
         return answer
 
     async def write_group(log: segments.SegmentLog) -> None:
-        """As the product's, for several entries of one append."""
+        """Write a group like `SegmentLog`, but with several entries for one append."""
         group = Group(log._state, log._clock.now_ms())
         answers, frames = [], []
         while log._requests:
@@ -192,12 +193,12 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
-    """Retention removes rows that are in no data file."""
+    """Let retention remove rows that are in no data file."""
     patch.setattr(LogSegment, "is_released", lambda segment, state: True)
 
 
 def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
-    """A server does not ask for the end of the journal before a plan."""
+    """Plan without reading the journal up to its end."""
 
     async def not_at_all(log: KafkaLog) -> None:
         pass
@@ -206,7 +207,7 @@ def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
-    """Rows are acknowledged when they are in their partitions, and before a record of the journal names them."""
+    """Acknowledge rows when they are in their partitions, before a record of the journal names them."""
     write_rows = KafkaLog._write_rows
 
     async def write(log: KafkaLog, group):
@@ -220,7 +221,7 @@ def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
-    """A server forgets producers by its own limit, so that it decides otherwise than others."""
+    """Let each server forget producers by its own limit, so that servers decide differently."""
     apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
 
     def forget(state: JournalState, group):
@@ -234,7 +235,7 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
-    """Retention deletes Kafka's records up to the last released row, also those of a row that came later."""
+    """Delete Kafka's records up to the last released row, and with them rows that arrived late."""
     trim = JournalState._trim
 
     def forget(state: JournalState, request: TrimRequest, now_ms: int) -> None:
@@ -248,7 +249,7 @@ def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
-    """A server that starts takes a head although records after it are deleted."""
+    """Let a server start from a head of the journal although records after it are deleted."""
     read_head = JournalReader._read_head
 
     def read(reader: JournalReader, piece) -> None:
@@ -259,7 +260,7 @@ def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
-    """The journal gives the shards of an append their offsets one after the other."""
+    """Write a separate journal record for each shard of an append."""
     append = JournalState._append
 
     def split(state: JournalState, request: AppendRequest, group):
@@ -282,7 +283,7 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_every_server_own_each_table(patch: pytest.MonkeyPatch) -> None:
-    """A second owner, whose lease is lost, adds the rows of the first again: nothing compares the offsets."""
+    """Let a server that has lost its lease flush the rows of the owner again, without a comparison of offsets."""
     patch.setattr(StreamOwners, "is_owner", lambda owners, uuid: True)
     flush_without_comparing(patch)
 
@@ -296,23 +297,25 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (accept_appends_in_any_order, "out of order|invariant", True, 1),
     (follow_no_flush, "acknowledged rows are lost|went back", True, 3),
     (serve_rows_of_the_last_process_without_a_sync, "beyond the watermark|went back", False, 37),
-    (read_shards_at_different_moments, "half of an append|acknowledged rows are lost", False, 1),
-    (store_shards_apart, "half of an append", False, 58),
+    (read_shards_at_different_moments, "only a part of an append|acknowledged rows are lost", False, 1),
+    (store_shards_apart, "only a part of an append", False, 58),
     (plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 6),
     (acknowledge_before_the_journal, "acknowledged rows are lost", True, 1),
-    (decide_by_a_setting_of_the_server, "other states|twice|out of order", True, 1),
-    (delete_rows_that_came_late, "acknowledged rows are lost|is gone", True, 1),
-    (begin_at_any_head, "other states|acknowledged rows are lost|twice", True, 4),
-    (write_shards_apart, "half of an append|other states", True, 1),
+    (decide_by_a_setting_of_the_server, "different states|twice|out of order", True, 1),
+    (delete_rows_that_came_late, "acknowledged rows are lost|has been deleted", True, 1),
+    (begin_at_any_head, "different states|acknowledged rows are lost|twice", True, 4),
+    (write_shards_apart, "only a part of an append|different states", True, 1),
     (let_every_server_own_each_table, "twice", True, 1),
 ]
-"""What breaks, how the simulation says so, whether in a fleet, and from which seed on it is found soon."""
+"""For each mutation: its function, the message of the simulation, whether it needs a fleet, and the first seed
+to try.
+"""
 
 
 @pytest.mark.parametrize(
     ("mutate", "expected", "fleet", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
-def test_the_simulation_finds(
+def test_the_simulation_finds_each_mutation(
     mutate: Callable[[pytest.MonkeyPatch], None],
     expected: str,
     fleet: bool,
@@ -326,4 +329,4 @@ def test_the_simulation_finds(
         except Broken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
-    pytest.fail("the simulation does not find it")
+    pytest.fail("the simulation does not find the mutation")

@@ -1,4 +1,4 @@
-"""`seamark stream`, and the listing of stream tables that it prints."""
+"""Tests of `seamark stream`, its list of stream tables, the metrics and the health of streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, 
 
 
 async def run(url: str, *arguments: str) -> str:
-    """Run `seamark stream` with the arguments, and return what it prints."""
+    """Run `seamark stream` with the arguments, and return its output."""
 
     done = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
     assert done.returncode == 0, done.stderr
@@ -59,17 +59,17 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         await append_batch(stream, 0)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 1})
         assert await run(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
-        status, message = await stream.refused(b'[{"id": 2}]')
+        status, message = await stream.send_refused(b'[{"id": 2}]')
         assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
         assert "paused: a move" in await run(url, "show", "db.t")
         assert await stream.flush() == 1
     async with streaming(tmp_path) as stream:
         url = stream.server.url
-        assert (await stream.refused(b'[{"id": 2}]'))[0] == 503
+        assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 503
         assert await run(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 2}, {"id": 3})
         assert await run(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
-        assert (await stream.refused(b'[{"id": 4}]'))[0] == 503
+        assert (await stream.send_refused(b'[{"id": 4}]'))[0] == 503
         (listed,) = json.loads(await run(url, "list", "--json"))
         assert (listed["waiting-rows"], listed["paused"]) == (0, "no reason was given")
         assert await run(url, "resume", "db.t") == "db.t takes rows\n"
@@ -134,7 +134,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
         await run(stream.server.url, "pause", "db.t")
-        assert (await stream.refused(b'[{"id": 3}]'))[0] == 503
+        assert (await stream.send_refused(b'[{"id": 3}]'))[0] == 503
 
         async def shows(*lines: str) -> bool:
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
@@ -165,14 +165,15 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         await run(server.url, "pause", "db.t")
         assert await problems() & alerts == {"paused stream"}
         (table,) = server.components.streams.tables.values()
-        server.components.streams._flushes[table.uuid].not_before_s = float("inf")  # as if flushes hang
+        # This is the state while flushes hang.
+        server.components.streams._flushes[table.uuid].not_before_s = float("inf")
         table.appending_bytes += 600 << 10
         clock.ahead_ms = 4 * NEVER_MS
         assert await problems() & alerts == alerts
         table.appending_bytes -= 600 << 10
 
 
-async def test_a_reader_of_another_namespace_sees_no_stream(tmp_path: Path) -> None:
+async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1})

@@ -1,4 +1,6 @@
-"""The protocol of a stream table: each acknowledged row is read exactly once, whoever flushes and whatever fails."""
+"""Tests of a stream table's protocol: readers get each acknowledged row exactly once, despite failures and two
+owners.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged=12)))
 async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
-    """Every reader gets each row that was acknowledged before, and no row twice, in the order of each shard."""
+    """Every reader gets each row that was acknowledged before its read, no row twice, and each shard in its order."""
     async with a_world(seed, shards=2) as world:
         rng, acknowledged, owners = world.rng, set[int](), [world.open(), world.open()]
         world.busy_chance, sent = 0.02, 0
@@ -155,7 +157,7 @@ async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_faile
         world.create = fail_at_second_shard  # type: ignore[method-assign]
         first = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        second = asyncio.create_task(world.read(table))  # it waits for the first reader
+        second = asyncio.create_task(world.read(table))  # The second reader waits for the first.
         await asyncio.sleep(0)
         await table.append({0: batch(4), 1: batch(5)})
         with pytest.raises(RetryLater):
@@ -172,7 +174,8 @@ async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_
         first = asyncio.create_task(table.fresh(dict(world.flushed)))
         await asyncio.sleep(0)
         await other.flush()
-        second = asyncio.create_task(world.read(table))  # it has the pointer of the flush, and waits for the first
+        # The second reader has the pointer of the flush, and waits for the first.
+        second = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
         await other.append({0: batch(11), 1: batch(12)})
         await first

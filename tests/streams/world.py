@@ -1,7 +1,7 @@
 """A stream table without a server: the log in memory, and a catalog and a storage that are dictionaries.
 
-Rows are numbers. A payload is their JSON, and a file is the list of its numbers, so that a test reads what a reader
-would read.
+Rows are numbers. A payload is the JSON of the numbers, and a file is the list of its numbers, so that a test can read
+files as a reader would.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class World:
         return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed)
 
     def open(self, *, interval_s: float = 0.0) -> StreamTable:
-        """Another owner of the table, as after a restart."""
+        """Open the table in another owner, as after a restart."""
         return StreamTable(
             self.entry(),
             self.log,
@@ -70,7 +70,7 @@ class World:
             run_in_thread=_run_now,
         )
 
-    # The storage
+    # The methods of the storage
 
     async def create(self, location: str, data: bytes) -> None:
         assert location not in self.objects
@@ -81,7 +81,7 @@ class World:
     async def delete(self, location: str) -> None:
         self.objects.pop(location, None)
 
-    # The catalog
+    # The methods of the catalog
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
         assert uuid == UUID
@@ -92,24 +92,24 @@ class World:
     ) -> Entry:
         outcome = self.fails.pop() if self.fails else ""
         if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
-            raise CommitConflict("another flush was faster")
+            raise CommitConflict("another flush has moved the offsets")
         if outcome != "lost":
             self.files += tuple(file.location for file in files)
             self.flushed |= {moved.shard: moved.end for moved in ranges}
         if outcome:
-            raise CommitUnknown("nobody knows")
+            raise CommitUnknown("the outcome of the commit is unknown")
         return self.entry()
 
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
         return ()
 
-    # A reader
+    # The methods of a reader
 
     def rows_of(self, locations: Sequence[str]) -> list[int]:
         return [number for location in locations for number in json.loads(self.objects[location])]
 
     async def read(self, table: StreamTable) -> list[int]:
-        """What a plan of this owner reads: pointer first, then the fresh rows that belong to it."""
+        """Return the rows that a plan of this owner reads: first the pointer, then the fresh rows that belong to it."""
         for _ in range(50):
             files, flushed = self.files, dict(self.flushed)
             try:
@@ -117,7 +117,7 @@ class World:
             except FlushedBefore:
                 continue
             return self.rows_of([*files, *(file.location for part in fresh.parts for file in part.files)])
-        raise AssertionError("flushes overtook every read")
+        raise AssertionError("each read met another flush")
 
 
 async def _run_now(work: Any) -> list[EncodedFile]:

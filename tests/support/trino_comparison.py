@@ -46,12 +46,12 @@ _SSB = {
     "part": "p_brand1",
     "supplier": "s_region, s_city",
 }
-"""Tables, and the columns by which they are laid out"""
+"""The tables, and the columns by which their rows are sorted."""
 
 
 @dataclass
 class Asked:
-    """The outcome of a statement: rows as a multiset, or the name of an error."""
+    """The result of a statement: rows as a multiset, or the name of an error."""
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -108,8 +108,9 @@ def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> As
 
 @contextmanager
 def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
-    """Open the proxy with settings that wait for slow plans, and that show clients no error of a rewritten
-    statement.
+    """Open the proxy with settings for these tests.
+
+    The proxy waits for slow plans, and shows clients no error of a rewritten statement.
     """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
@@ -120,7 +121,7 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
             both.close()
 
 
-# Tables
+# The creation of tables
 
 
 def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:

@@ -77,7 +77,7 @@ class KeyedCatalog(Catalog):
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
-        if commit in table.commits:  # the same commit arrived before, and a conflict would be a wrong answer
+        if commit in table.commits:  # The same commit arrived before. A conflict would be a wrong answer.
             return
         if self.compares and any(table.flushed[moved.shard] != moved.start for moved in ranges):
             raise CommitConflict("the offsets have moved")
@@ -159,7 +159,7 @@ def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 async def _continue() -> None:
-    """Wait for nothing: this reader is never paused."""
+    """Return at once, because no test pauses this reader."""
 
 
 async def _run_at_once(work: Callable[[], list[bytes]]) -> list[bytes]:
@@ -216,12 +216,14 @@ class KeyedWorld(World):
                     yield line
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
-        """Compare the rows of a plan with the replay of the log up to its offsets; return none."""
+        """Compare the rows of a plan with the replay of the log up to the plan's offsets, and return an empty
+        counter.
+        """
         required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 
         async def plan() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
-            await self.unpaused(process)
+            await self.wait_while_paused(process)
             for _ in range(5):
                 table = await self.table(process, uuid)
                 entry, snapshot = await tables.load(uuid)
@@ -236,7 +238,7 @@ class KeyedWorld(World):
                                 raise Broken(f"a plan deletes rows of {file}, which is not in it")
                             files[file] |= positions
                     return files, fresh
-            raise RetryLater("flushed again and again")
+            raise RetryLater("each attempt to read the table met another flush")
 
         files, fresh = await self.call(process, plan)
         await self._check_durable(uuid, fresh.offsets)
@@ -246,7 +248,7 @@ class KeyedWorld(World):
             raise Broken(f"a reader went back: from {last} to {fresh.offsets}")
         self._offsets[reader] = fresh.offsets
         if missing := [file for file in files if file not in self.storage.objects]:
-            raise Broken(f"a plan names {missing[0]}, which is gone")
+            raise Broken(f"a plan names {missing[0]}, which has been deleted")
         lines = list(self._live_lines(files))
         await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
@@ -274,7 +276,9 @@ class KeyedWorld(World):
             return lines
 
     async def _compare(self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]) -> None:
-        """Check that rows are the replay of the log up to these offsets, and that the log has these appends."""
+        """Check that `lines` are the replay of the log up to `offsets`, and that the log contains the `required`
+        appends.
+        """
         logged = await self._read_log(uuid, offsets)
         self.replays += 1
         keys = Counter(map(key_of_line, lines))
@@ -283,14 +287,15 @@ class KeyedWorld(World):
         expected = replay(logged)
         if set(lines) != set(expected.values()):
             raise Broken(
-                f"the rows are not the replay of the log: {sorted(set(lines) - set(expected.values()))[:3]} are there, "
-                f"{sorted(set(expected.values()) - set(lines))[:3]} are not"
+                "the rows are not the replay of the log: "
+                f"unexpected rows {sorted(set(lines) - set(expected.values()))[:3]}, "
+                f"missing rows {sorted(set(expected.values()) - set(lines))[:3]}"
             )
         if lost := [line for append in required for line in append.lines if line not in logged]:
             raise Broken(f"acknowledged rows are lost: {lost[:5]}")
 
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
-        """Check nothing: `_read` has compared the rows with the log."""
+        """Do nothing, because `_read` has compared the rows with the log."""
 
     async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
         assert isinstance(table, KeyedTable)

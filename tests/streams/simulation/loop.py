@@ -9,18 +9,18 @@ from typing import Any
 from seamark.formats.runtime.clock import SimulatedClock
 
 TIME_MAX_S = 600
-"""The simulated time of one run."""
+"""The longest simulated time of one run."""
 
 
 class _NoSockets:
-    """In place of a selector: time passes instead."""
+    """Replaces the selector of the event loop: instead of waiting for sockets, it moves the simulated time."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("every task waits for another: a deadlock")
+            raise RuntimeError("every task waits for another task: a deadlock")
         self._loop.pass_time(timeout)
         return []
 
@@ -40,10 +40,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Move the time, and the clock in whole milliseconds."""
+        """Move the loop's time and the clock ahead. The clock counts whole milliseconds."""
         self.steps += 1
         if self._now_s > TIME_MAX_S:
-            raise RuntimeError("the run does not end")
+            raise RuntimeError("the run exceeds its simulated time")
         self._now_s += seconds
         passed_ms = int(self._now_s * 1000) - self._clock_ms
         if passed_ms > 0:

@@ -1,7 +1,7 @@
 """The ports of a stream table, over a network and a storage that a simulation controls.
 
-What a message does, it does at one moment between its sending and its answer. It may get lost before, its answer may
-get lost, it may arrive twice, and it arrives even if its sender has crashed meanwhile.
+A message takes effect at one moment between its sending and its answer. The network can lose the message or its
+answer, and can deliver the message twice. A message arrives even if its sender has crashed since.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class Faults:
-    """How probable what is, from 0 to 1."""
+    """The probability of each fault, from 0 to 1."""
 
     lost: float
     repeated: float
@@ -47,7 +47,7 @@ class Faults:
 
 
 class Lost(Exception):
-    """No answer came."""
+    """Raised if no answer arrives."""
 
 
 class Network:
@@ -68,7 +68,7 @@ class Network:
         """Return the answer to a message.
 
         Raises:
-            Lost: If the message or its answer was lost.
+            Lost: The message or its answer was lost.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         copies = 2 if self._rng.random() < self.faults.repeated else 1
@@ -138,11 +138,15 @@ class Catalog:
         return entry, table.files
 
     def commit(self, uuid: str, files: Sequence[str], ranges: Sequence[FlushedRange]) -> None:
-        """Add files and move offsets, or raise CommitConflict."""
+        """Add files and move the flushed offsets.
+
+        Raises:
+            CommitConflict: Another flush has moved the offsets.
+        """
         table = self.tables[uuid]
         if table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
-        if set(files) <= set(table.files):  # the same commit arrived before, and a conflict would be a wrong answer
+        if set(files) <= set(table.files):  # The same commit arrived before. A conflict would be a wrong answer.
             return
         if self.compares and any(table.flushed[moved.shard] != moved.start for moved in ranges):
             raise CommitConflict("the offsets have moved")
@@ -154,12 +158,12 @@ class Catalog:
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
-        """Add files and deletes, and move offsets; only catalogs of keyed tables do."""
+        """Add files and deletes, and move offsets. Only catalogs of keyed tables implement this method."""
         raise NotImplementedError
 
 
 class RemoteTables:
-    """`StreamTables`, as a server sees the catalog."""
+    """The `StreamTables` of a server, which reaches the catalog over the network."""
 
     def __init__(self, network: Network, catalog: Catalog, rng: random.Random) -> None:
         self._network = network
@@ -187,7 +191,7 @@ class RemoteTables:
 
         async def receive() -> None:
             if is_refused:
-                raise CommitConflict("another writer was first")
+                raise CommitConflict("another writer has created the file")
             locations = [file.location for file in files]
             if deletes is None:
                 self._catalog.commit(entry.uuid, locations, ranges)
@@ -204,7 +208,7 @@ class RemoteTables:
         return self._catalog.key
 
     def stored_rows(self, entry: Entry, metadata: Any) -> Any:
-        return None  # the files of the simulation find rows in the metadata
+        return None  # `RowFiles` of the simulation reads the rows from the metadata.
 
 
 class Storage:
@@ -257,7 +261,7 @@ class Cluster:
 
 
 class RemoteBroker:
-    """`Broker`, as one server sees the cluster: at the other end of a network. A pause also stops its reads."""
+    """The `Broker` of one server, which reaches the cluster over the network. A pause also stops its reads."""
 
     identity = "kafka/simulated"
 
@@ -291,7 +295,7 @@ class RemoteBroker:
         return offsets
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
-        """Write after all earlier records of this server, as an idempotent producer does."""
+        """Write a record after all earlier records of this server, as an idempotent producer does."""
         previous, loop = self._last, asyncio.get_running_loop()
         stored: asyncio.Future[None] = loop.create_future()
         self._last = stored
@@ -309,7 +313,7 @@ class RemoteBroker:
             except Lost:
                 raise CommitUnknown("the cluster does not answer") from None
             finally:
-                if not stored.done():  # The message was lost, and no later message waits for it.
+                if not stored.done():  # The message was lost. No later message waits for it.
                     stored.set_result(None)
 
         return loop.create_task(send())
@@ -390,11 +394,11 @@ class RemoteLeases:
 
 @dataclass
 class Written:
-    """What writers have sent to a table and what was acknowledged: the model."""
+    """The model: the rows that writers have sent to a table, and the acknowledged appends."""
 
     sent: dict[tuple[str, int], Counter[bytes]] = field(default_factory=dict)
     acknowledged: dict[tuple[str, int], float] = field(default_factory=dict)
-    """By producer and number, the time of the acknowledgement."""
+    """The time of each acknowledgement, by producer and number."""
 
 
 def random_clock_jump(clock: SimulatedClock, rng: random.Random) -> None:

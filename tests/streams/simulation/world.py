@@ -1,8 +1,8 @@
 """A simulated world: servers that crash, writers that repeat, readers that check, and one catalog.
 
-A run has one of two forms. *Embedded*: one server with a log in segment files on its disk; a crash may be a power cut.
-*Fleet*: several servers over one log in Kafka. The owner of a table flushes it, and other servers do now and then, so
-that flushes have rivals. Leases get lost, so that a table has two owners at once.
+A run has one of two forms. *Embedded*: one server with a log in segment files on its disk. A crash can be a power cut.
+*Fleet*: several servers over one log in Kafka. The owner of a table flushes it. Sometimes another server flushes it
+too, so that two flushes compete. A server can lose its lease, so that a table has two owners for some time.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ LEASE_S = 1.0
 
 
 class Broken(AssertionError):
-    """An invariant does not hold."""
+    """Raised if an invariant does not hold."""
 
 
 @dataclass
 class Append:
-    """One append of a writer: the rows by shard, and what is known of its outcome."""
+    """One append of a writer: the rows by shard, and its outcome as far as the writer knows it."""
 
     producer: str
     sequence: int
@@ -93,7 +93,7 @@ class Process:
 
 
 class DelayedRunner:
-    """Runs the work of a disk after a delay; the process may crash in the middle of it."""
+    """Runs the work of a disk after a delay. The process can crash in the middle of the work."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -119,13 +119,13 @@ class DelayedRunner:
 
     async def _wait(self) -> None:
         await self._world.network.delay()
-        await self._world.unpaused(self._process)
+        await self._world.wait_while_paused(self._process)
         if not self._process.is_alive:
             raise asyncio.CancelledError
 
 
 class World:
-    """All of a run."""
+    """The state and the actors of a run."""
 
     def __init__(self, seed: int, *, appends: int = 12, fleet: bool | None = None) -> None:
         self.rng = random.Random(seed)
@@ -168,13 +168,13 @@ class World:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 
-    async def unpaused(self, process: Process) -> None:
+    async def wait_while_paused(self, process: Process) -> None:
         """Wait while a process is paused."""
         while (pause_s := process.paused_until_s - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(pause_s + 0.001)  # not the rounding errors of a moment
+            await asyncio.sleep(pause_s + 0.001)  # The extra time avoids many short sleeps due to rounding.
 
     def crash(self, process: Process) -> None:
-        """End a process in the middle of its work; its messages are still on their way."""
+        """End a process in the middle of its work. Messages that it has sent still arrive."""
         if not process.is_alive:
             return
         process.is_alive = False
@@ -188,7 +188,7 @@ class World:
     # -- servers -----------------------------------------------------------------------------------------------------
 
     async def run_server(self, name: str) -> None:
-        """Run one server after another under a name."""
+        """Run servers with one name, one after another: each replaces the server that crashed."""
         while True:
             self.started += 1
             process = self.servers[name] = Process(name, self.started)
@@ -210,7 +210,7 @@ class World:
                 await self._flush_all(process)
 
     async def _serve_fleet(self, process: Process) -> None:
-        """Open the log in Kafka again and again, and take part in the choice of owners."""
+        """Open the log in Kafka, again after each failure, and take part in the choice of owners."""
         replica = Replica(f"{process.name}/{process.number}", 1, "", STREAM_OWNER_PROTOCOL, 0)
         store = cast("PointerStore", RemoteLeases(self.network, self.leases))
         membership = Membership(store, self.clock, replica, lease_s=LEASE_S)
@@ -219,11 +219,11 @@ class World:
 
         async def run(work):
             await self.network.delay()
-            await self.unpaused(process)
+            await self.wait_while_paused(process)
             return work()
 
         while True:
-            broker = RemoteBroker(self.network, self.cluster, self.rng, partial(self.unpaused, process))
+            broker = RemoteBroker(self.network, self.cluster, self.rng, partial(self.wait_while_paused, process))
             try:
                 async with open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=run) as log:
                     process.log = log
@@ -236,7 +236,7 @@ class World:
 
     async def _renew(self, process: Process, membership: Membership) -> None:
         while True:
-            await self.unpaused(process)
+            await self.wait_while_paused(process)
             await membership.renew()
             await asyncio.sleep(LEASE_S / 3)
 
@@ -244,7 +244,7 @@ class World:
         """Flush the tables of a process at random times, as the server's own loop does."""
         while True:
             await asyncio.sleep(self.rng.choice((0.02, 0.1, 0.4)))
-            await self.unpaused(process)
+            await self.wait_while_paused(process)
             for table in list(process.tables.values()):
                 with suppress(SeamarkError):
                     is_owner = process.owners.is_owner(table.uuid)
@@ -269,19 +269,19 @@ class World:
             raise Broken(f"an invariant of the log does not hold: {error}") from error
         applied, state = log.snapshot()
         if self.states.setdefault(applied, state) != state:
-            raise Broken(f"servers have other states after record {applied} of the journal")
+            raise Broken(f"two servers have different states after record {applied} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
         """Return the table of a process, opened when it is first used."""
         if process.log is None or not process.is_alive:
-            raise RetryLater("the server starts or has ended")
+            raise RetryLater("the server is starting or has ended")
         if uuid not in process.tables:
             tables = self.make_tables()
             entry, _ = await tables.load(uuid)
 
             async def run(work):
                 await self.network.delay()
-                await self.unpaused(process)
+                await self.wait_while_paused(process)
                 return work()
 
             process.tables.setdefault(
@@ -301,7 +301,7 @@ class World:
         return process.tables[uuid]
 
     async def call(self, process: Process, work):
-        """Send a request to a process: it runs there, and gets no answer if the process ends."""
+        """Run a request in a process, and return the answer. The caller gets no answer if the process ends."""
 
         async def receive():
             if not process.is_alive:
@@ -334,7 +334,10 @@ class World:
     # -- writers -----------------------------------------------------------------------------------------------------
 
     async def run_writer(self, name: str) -> None:
-        """Append all rows of a writer, several at once, each repeated until it is acknowledged."""
+        """Append all rows of a writer.
+
+        Several appends run concurrently, and each is repeated until it is acknowledged.
+        """
         first = 0
         session = 0
         while first < self.appends_max:
@@ -346,7 +349,7 @@ class World:
             outcomes = await asyncio.gather(*(self._send(each) for each in appends))
             first += count
             session += 1
-            if not all(outcomes):  # the table was dropped
+            if not all(outcomes):  # The table was dropped.
                 continue
             await asyncio.sleep(self.rng.choice((0, 0.05)))
 
@@ -366,7 +369,7 @@ class World:
         return Batch(len(rows), b"\n".join(rows))
 
     def make_tables(self) -> RemoteTables:
-        """Return the tables of the catalog, as a server sees them."""
+        """Return a server's view of the tables in the catalog."""
         return RemoteTables(self.network, self.catalog, self.rng)
 
     async def _send(self, append: Append) -> bool:
@@ -379,7 +382,7 @@ class World:
                 process = self.rng.choice(live)
 
                 async def work(process=process) -> None:
-                    await self.unpaused(process)
+                    await self.wait_while_paused(process)
                     table = await self.table(process, append.uuid)
                     await table.append(batches, StreamProducer(append.producer, append.sequence))
                     table.check_invariants()
@@ -398,7 +401,7 @@ class World:
     # -- readers -----------------------------------------------------------------------------------------------------
 
     async def run_reader(self) -> None:
-        """Read the table again and again, and check each answer."""
+        """Read the table repeatedly, and check each answer."""
         seen: Counter[bytes] = Counter()
         last: tuple[int, str] = (0, "")
         while True:
@@ -419,21 +422,21 @@ class World:
             self.reads += 1
             self.check_read(lines, uuid, required)
             if last == (process.number, uuid) and seen - lines:
-                raise Broken(f"a reader went back: {sorted(seen - lines)[:5]} are gone")
+                raise Broken(f"a reader went back: rows {sorted(seen - lines)[:5]} have disappeared")
             seen, last = lines, (process.number, uuid)
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
-        """Return the rows of the table: those of the pointer and the fresh rows, as a plan of the server does."""
+        """Return the rows of the table's files and its fresh rows, as a plan of the server does."""
         tables = self.make_tables()
 
         async def plan() -> tuple[tuple[str, ...], FreshRows]:
-            await self.unpaused(process)
+            await self.wait_while_paused(process)
             for _ in range(5):
                 table = await self.table(process, uuid)
                 entry, files = await tables.load(uuid)
                 with suppress(FlushedBefore):
                     return files, await table.fresh(entry.parse_flushed_offsets())
-            raise RetryLater("flushed again and again")
+            raise RetryLater("each attempt to read the table met another flush")
 
         files, fresh = await self.call(process, plan)
         await self._check_durable(uuid, fresh.offsets)
@@ -443,11 +446,11 @@ class World:
             try:
                 lines.update((await self.storage.read(location)).split(b"\n"))
             except ObjectMissing:
-                raise Broken(f"a plan names {location}, which is gone") from None
+                raise Broken(f"a plan names {location}, which has been deleted") from None
         return lines
 
     async def _check_durable(self, uuid: str, offsets) -> None:
-        """Check that the rows of a plan would outlast a power cut at this moment."""
+        """Check that a power cut at this moment would not lose a row of the plan."""
         if self.is_fleet or self.rng.random() < 0.5:
             return
         self.durable_checks += 1
@@ -462,11 +465,11 @@ class World:
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Check the rows of one read."""
         if twice := [line for line, count in lines.items() if count > 1]:
-            raise Broken(f"rows are there twice: {twice[:5]}")
+            raise Broken(f"rows occur twice: {twice[:5]}")
         for append in self.appended:
             there = [line in lines for line in append.lines]
             if any(there) and not all(there):
-                raise Broken(f"half of an append is visible: {append.lines}")
+                raise Broken(f"only a part of an append is visible: {append.lines}")
             if any(there) and append.uuid != uuid:
                 raise Broken(f"rows of another table are visible: {append.lines}")
         for append in required:
@@ -481,7 +484,7 @@ class World:
         self.check_read(lines, self.uuid, acknowledged)
 
     async def check_order(self, log: StreamLog) -> None:
-        """Check that the rows of each producer are in the order of its numbers, in each shard."""
+        """Check that each shard has the appends of each producer in the order of their numbers."""
         for shard, state in log.shards().items():
             offset, last = state.start, {}
             while offset < state.watermark:
@@ -494,7 +497,7 @@ class World:
     # -- a run -------------------------------------------------------------------------------------------------------
 
     async def _misfortune(self) -> None:
-        """Crash and pause servers, move the clock, drop tables and commit beside the stream."""
+        """Crash and pause servers, change the clock, drop tables, and commit to the table beside the stream."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             dice = self.rng.random()
@@ -515,7 +518,7 @@ class World:
         self.catalog.tables[self.uuid].version += 1
 
     async def run(self) -> None:
-        """Run until all writers are done, then heal everything and check the contents."""
+        """Run until all writers have finished, then stop all faults and check the contents."""
         self.create_table()
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]
@@ -523,14 +526,14 @@ class World:
         misfortune = asyncio.create_task(self._misfortune())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
         background = [*servers, *readers, misfortune]
-        await self._until(writers, background)
+        await self._wait_for(writers, background)
         self.is_ending = True
         misfortune.cancel()
         for name in ("lost", "repeated", "refused", "crash", "pause", "clock_jump"):
             setattr(self.faults, name, 0.0)
-        await self._until([asyncio.create_task(self._settle())], [*servers, *readers])
+        await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
-    async def _until(self, wanted: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
+    async def _wait_for(self, wanted: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks; a failure of any task ends the run."""
         waiting = set(wanted)
         while waiting:
@@ -560,7 +563,7 @@ class World:
         await self.check_table(table, acknowledged)
         log = self.live()[0].log
         assert log is not None
-        with suppress(OffsetOutOfRange):  # retention goes on meanwhile
+        with suppress(OffsetOutOfRange):  # Retention continues meanwhile.
             await self.check_order(log)
 
 
