@@ -75,7 +75,7 @@ def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str,
 
     Its manifest list does not exist: catalogs do not read that file.
     """
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "sequence-number": sequence,
         "snapshot-id": snapshot_id,
         "timestamp-ms": at_ms,
@@ -98,7 +98,7 @@ def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str,
         "manifest-list": f"{location}/metadata/snap-{snapshot_id}-1-{uuid.UUID(int=snapshot_id)}.avro",
         "schema-id": 0,
     }
-    return made if parent is None else {**made, "parent-snapshot-id": parent}
+    return document if parent is None else {**document, "parent-snapshot-id": parent}
 
 
 def append(
@@ -133,7 +133,9 @@ def long_history(folder: Path, snapshots: int) -> str:
     location = f"file://{folder}"
     start = 1_600_000_000_000
     ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]
-    made = [snapshot(new, ids[n - 1] if n else None, n + 1, location, start + n * 60_000) for n, new in enumerate(ids)]
+    new_snapshots = [
+        snapshot(new, ids[n - 1] if n else None, n + 1, location, start + n * 60_000) for n, new in enumerate(ids)
+    ]
     columns = schema()
     metadata = {
         "format-version": 2,
@@ -155,8 +157,8 @@ def long_history(folder: Path, snapshots: int) -> str:
             "main": {"snapshot-id": ids[-1], "type": "branch"},
             "audit": {"snapshot-id": ids[snapshots // 2], "type": "tag"},
         },
-        "snapshots": made,
-        "snapshot-log": [{"timestamp-ms": s["timestamp-ms"], "snapshot-id": s["snapshot-id"]} for s in made],
+        "snapshots": new_snapshots,
+        "snapshot-log": [{"timestamp-ms": s["timestamp-ms"], "snapshot-id": s["snapshot-id"]} for s in new_snapshots],
         "metadata-log": [
             {
                 "timestamp-ms": start + n * 60_000,

@@ -89,9 +89,9 @@ async def transfer_ms(body: bytes, times: int = 50) -> float:
     sample = Sample()
     async with _bare_server(body) as port:
         connection = await Connection.open(port)
-        for wanted in repeat(request("GET", "/"), times):
+        for expected in repeat(request("GET", "/"), times):
             started = time.perf_counter()
-            await connection.ask(wanted)
+            await connection.ask(expected)
             sample.latencies_ms.append((time.perf_counter() - started) * 1000)
         connection.close()
     return sample.quantile(0.5)

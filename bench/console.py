@@ -52,11 +52,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _visit(browser: Browser, server: Running, address: str) -> tuple[Sample, Sample]:
     """Return the times until the first paint and until nothing loads."""
-    async with open_page(browser, server.url) as watched:
+    async with open_page(browser, server.url) as page:
         started_s = time.perf_counter()
-        await watched.open(address)
+        await page.open(address)
         whole_ms = (time.perf_counter() - started_s) * 1000
-        return Sample(latencies_ms=[await watched.run(_PAINT)]), Sample(latencies_ms=[whole_ms])
+        return Sample(latencies_ms=[await page.run(_PAINT)]), Sample(latencies_ms=[whole_ms])
 
 
 def _ms(sample: Sample) -> float:

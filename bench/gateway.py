@@ -68,11 +68,11 @@ class Delays:
         `request` begins with the head of a request.
         """
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
-        what = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
-        asked = what, b"X-Amz-Signature=" in target
-        number = self._requests[asked]
-        self._requests[asked] += 1
-        return min(TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {what} {number}").lognormvariate(0, self._sigma))
+        context = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
+        queries = context, b"X-Amz-Signature=" in target
+        number = self._requests[queries]
+        self._requests[queries] += 1
+        return min(TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {context} {number}").lognormvariate(0, self._sigma))
 
 
 def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
@@ -181,8 +181,8 @@ def compare(
 def _cpu_ms(pid: int) -> float:
     """Return the CPU time of a process and its children."""
     process = psutil.Process(pid)
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times) * 1000
+    times = [item.cpu_times() for item in (process, *process.children(recursive=True))]
+    return sum(time.user + time.system for time in times) * 1000
 
 
 def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:

@@ -26,9 +26,9 @@ class Peer:
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
 
-    def ask(self, **asked: Any) -> dict[str, Any]:
+    def ask(self, **kwargs: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(asked) + "\n")
+        self._child.stdin.write(json.dumps(kwargs) + "\n")
         self._child.stdin.flush()
         return self.answer()
 

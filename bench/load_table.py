@@ -36,8 +36,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             return await drive(target, [repeat(request("GET", path), times // 2 + 1)])
 
         async def gzipped(target: Target) -> Sample:
-            wanted = request("GET", path, headers={"Accept-Encoding": "gzip"})
-            return await drive(target, [repeat(wanted, times // 2 + 1)])
+            expected = request("GET", path, headers={"Accept-Encoding": "gzip"})
+            return await drive(target, [repeat(expected, times // 2 + 1)])
 
         async def unchanged(target: Target) -> Sample:
             etag = (await target.call(request("GET", path))).field("ETag")

@@ -58,10 +58,10 @@ class Sample:
 async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
     """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
-    async with connections(target, len(workers)) as opened:
+    async with connections(target, len(workers)) as opened_connections:
         cpu, own, started = target.cpu_s(), time.process_time(), time.perf_counter()
         deadline = started + seconds
-        pairs = zip(opened, workers, strict=True)
+        pairs = zip(opened_connections, workers, strict=True)
         await asyncio.gather(*(_work(connection, worker, deadline, sample) for connection, worker in pairs))
         sample.elapsed_s = time.perf_counter() - started
         sample.generator_cpu_s = time.process_time() - own
@@ -72,26 +72,26 @@ async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = f
 async def _work(connection: Connection, worker: Worker, deadline: float, sample: Sample) -> None:
     clock = time.perf_counter
     try:
-        wanted = next(worker)
-        while (asked := clock()) < deadline:
-            answer = await connection.ask(wanted)
-            took = clock() - asked
+        expected = next(worker)
+        while (query_clock := clock()) < deadline:
+            answer = await connection.ask(expected)
+            took = clock() - query_clock
             sample.statuses[answer.status] += 1
-            if answer.status in wanted.counted:
+            if answer.status in expected.counted:
                 sample.latencies_ms.append(took * 1000)
-            elif answer.status not in wanted.tolerated:
+            elif answer.status not in expected.tolerated:
                 sample.failed += 1
                 if len(sample.failures) < 5:
-                    sample.failures.append(f"{wanted.label}: {answer.status} {answer.body[:200]!r}")
-            wanted = worker.send(answer)
+                    sample.failures.append(f"{expected.label}: {answer.status} {answer.body[:200]!r}")
+            expected = worker.send(answer)
     except StopIteration:
         pass
 
 
-def repeat(wanted: Request, times: int | None = None) -> Worker:
+def repeat(request: Request, times: int | None = None) -> Worker:
     """Yield the same request `times` times, or without end."""
     while times is None or times > 0:
-        yield wanted
+        yield request
         times = times and times - 1
 
 

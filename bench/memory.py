@@ -22,13 +22,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     count = 200 if quick else 10_000
     report = Report("memory", f"How much memory does a server hold with {count:,} tables?")
     moments = ("started", f"{count:,} tables created", "each loaded once")
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     with start(("seamark", "fixture"), folder) as targets:
         for target in targets:
-            found[target.name], seconds[target.name] = await _fill(target, count)
+            results[target.name], seconds[target.name] = await _fill(target, count)
     for number, moment in enumerate(moments):
-        report.rows.append(Row(moment, "resident", "MB", {name: values[number] for name, values in found.items()}))
+        report.rows.append(Row(moment, "resident", "MB", {name: values[number] for name, values in results.items()}))
     report.notes.append(
         "Seconds to create them, by eight clients: "
         + ", ".join(f"{name} {took:.0f}" for name, took in seconds.items())
@@ -50,8 +50,8 @@ async def _fill(target: Target, count: int) -> tuple[list[float], float]:
     return rss, made
 
 
-async def _by_eight(target: Target, wanted: list[Request]) -> float:
-    sample = await drive(target, [(one for one in wanted[n::CLIENTS]) for n in range(CLIENTS)])
+async def _by_eight(target: Target, requests: list[Request]) -> float:
+    sample = await drive(target, [(request for request in requests[n::CLIENTS]) for n in range(CLIENTS)])
     if sample.failed:
-        raise RuntimeError(f"{target.name} failed {sample.failed} of {len(wanted)} requests: {sample.failures[0]}")
+        raise RuntimeError(f"{target.name} failed {sample.failed} of {len(requests)} requests: {sample.failures[0]}")
     return sample.elapsed_s

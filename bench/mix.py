@@ -101,8 +101,8 @@ async def _create(target: Target, dataset: Tree) -> Sample:
     return await drive(target, [_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
 
 
-def _each(wanted: list[Request]) -> Worker:
-    yield from (one for one in wanted)  # This is a generator because a list cannot receive the answers.
+def _each(requests: list[Request]) -> Worker:
+    yield from (request for request in requests)  # This is a generator because a list cannot receive the answers.
 
 
 def _mixed(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:

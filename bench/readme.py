@@ -245,7 +245,7 @@ def picture(folder: Path = RESULTS) -> str:
 
 def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
     """Return (bench, operation, Seamark's figure, peer, ratio)"""
-    found = []
+    results = []
     for (name, case, measure), (operation, peer) in HEADLINES.items():
         if not (folder / f"{name}.json").exists():
             continue
@@ -254,8 +254,8 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
         *_, ratio, ours, _ = cells(row, [OURS])
         if row.unit == "×":  # a mean of ratios
             ratio, ours = ours.replace(" ", ""), "–"
-        found.append((name, operation, ours, peer, ratio))
-    return found
+        results.append((name, operation, ours, peer, ratio))
+    return results
 
 
 def section(folder: Path = RESULTS) -> str:
@@ -263,21 +263,21 @@ def section(folder: Path = RESULTS) -> str:
 
     It omits a bench without results.
     """
-    shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
+    actual = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
     written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
     adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
     asked = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
-    if not any((shown, plans, indexes, written, adapted, asked)):
+    if not any((actual, plans, indexes, written, adapted, asked)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
-    if shown:
-        lines += _table(shown, CLAIMS)
+    if actual:
+        lines += _table(actual, CLAIMS)
         lines += [
             "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured alternately in one run,"
-            f" each server on one core, the load on another ({_machine(shown)}).",
-            *_busy(shown),
+            f" each server on one core, the load on another ({_machine(actual)}).",
+            *_busy(actual),
             "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
             "",
         ]
@@ -327,13 +327,13 @@ def section(folder: Path = RESULTS) -> str:
 
 
 def _table(
-    shown: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]], *, servers: list[str] | None = None
+    reports: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]], *, servers: list[str] | None = None
 ) -> list[str]:
     if servers is None:
-        servers = list(dict.fromkeys(name for report in shown.values() for name in report.servers()))
+        servers = list(dict.fromkeys(name for report in reports.values() for name in report.servers()))
     head = ["case", "measure", "ratio", *servers, "goal"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
-    for name, report in shown.items():
+    for name, report in reports.items():
         rows = {(row.case, row.measure): row for row in report.rows}
         for claim in claims[name]:
             case, *rest = cells(rows[claim], servers)
@@ -341,13 +341,13 @@ def _table(
     return [*lines, ""]
 
 
-def _machine(shown: dict[str, Report]) -> str:
-    facts = next(iter(shown.values())).machine
+def _machine(reports: dict[str, Report]) -> str:
+    facts = next(iter(reports.values())).machine
     return f"{facts['cpu']}, {facts['cores']} cores, {facts['when']}"
 
 
-def _busy(shown: dict[str, Report]) -> list[str]:
-    busy = max(report.machine.get("load_before", 0) for report in shown.values())
+def _busy(reports: dict[str, Report]) -> list[str]:
+    busy = max(report.machine.get("load_before", 0) for report in reports.values())
     return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
 
 

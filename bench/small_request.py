@@ -29,13 +29,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
         async def asked(target: Target, kind: str, clients: int) -> Sample:
             if kind == "HEAD table":
-                wanted = request("HEAD", path)
+                expected = request("HEAD", path)
             elif kind == "loadTable":
-                wanted = request("GET", path)
+                expected = request("GET", path)
             else:
                 headers = {"If-None-Match": etags[target.name]}
-                wanted = request("GET", path, headers=headers, counted=(200, 304))
-            return await drive(target, [repeat(wanted) for _ in range(clients)], seconds=seconds)
+                expected = request("GET", path, headers=headers, counted=(200, 304))
+            return await drive(target, [repeat(expected) for _ in range(clients)], seconds=seconds)
 
         pieces: dict[str, Slice] = {
             f"{kind}, {clients} {'client' if clients == 1 else 'clients'}": partial(asked, kind=kind, clients=clients)

@@ -54,11 +54,11 @@ class Target:
 
     def processes(self) -> list[psutil.Process]:
         """Return the server's processes and their children."""
-        found = []
+        results = []
         for pid in self.pids:
             parent = psutil.Process(pid)
-            found += [parent, *parent.children(recursive=True)]
-        return found
+            results += [parent, *parent.children(recursive=True)]
+        return results
 
     def cpu_s(self) -> float:
         """CPU seconds that the server's living threads have used so far, by the scheduler's count (nanoseconds)."""
@@ -75,15 +75,15 @@ class Target:
     async def connect(self, count: int = 1) -> list[Connection]:
         return [await Connection.open(self.port) for _ in range(count)]
 
-    async def call(self, wanted: Request) -> Response:
+    async def call(self, request: Request) -> Response:
         """Return one request on its own connection; LoadError, with the server's words, unless it is counted."""
         connection = await Connection.open(self.port)
         try:
-            answer = await connection.ask(wanted)
+            answer = await connection.ask(request)
         finally:
             connection.close()
-        if answer.status not in wanted.counted:
-            line = wanted.raw.split(b"\r\n", 1)[0].decode()
+        if answer.status not in request.counted:
+            line = request.raw.split(b"\r\n", 1)[0].decode()
             raise LoadError(
                 f"{self.name}: {line} answered {answer.status}: {answer.body[:500].decode(errors='replace')}"
             )
@@ -171,10 +171,10 @@ def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
 
 @contextlib.asynccontextmanager
 async def connections(target: Target, count: int) -> AsyncIterator[list[Connection]]:
-    opened = await target.connect(count)
+    opened_connection = await target.connect(count)
     try:
-        yield opened
+        yield opened_connection
     finally:
-        for connection in opened:
+        for connection in opened_connection:
             connection.close()
         await asyncio.sleep(0)

@@ -100,12 +100,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def ask(self, wanted: Request) -> Response:
+    async def ask(self, request: Request) -> Response:
         assert self._transport is not None
         assert self._waiting is None, "one request at a time"
         self._waiting = asyncio.get_running_loop().create_future()
-        self._head = wanted.head
-        self._transport.write(wanted.raw)
+        self._head = request.head
+        self._transport.write(request.raw)
         return await self._waiting
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

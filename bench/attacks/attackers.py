@@ -136,8 +136,8 @@ class Attacker:
 
     async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
         async def once() -> None:
-            given = body()
-            data = given if isinstance(given, bytes) else json.dumps(given).encode()
+            given_body = body()
+            data = given_body if isinstance(given_body, bytes) else json.dumps(given_body).encode()
             async with http.post(self._url + path, data=_pieces(data)) as answer:
                 await answer.read()
 

@@ -98,7 +98,7 @@ class Besieged:
                     seen.lost.append(f"{path}: {error!r}")
                 seen.latencies_ms.append((time.perf_counter() - begun) * 1000)
             family = [process, *process.children(recursive=True)]
-            seen.memory_bytes = max(seen.memory_bytes, sum(one.memory_info().rss for one in family))
+            seen.memory_bytes = max(seen.memory_bytes, sum(item.memory_info().rss for item in family))
             await asyncio.sleep(_PAUSE_S)
         return seen
 

@@ -122,8 +122,8 @@ def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
     """Return the paths of the data files of all tables, by namespace and table name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
-    files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}
-    return {name: sorted(one.removeprefix("file://") for one in found) for name, found in files.items()}
+    files = {name: [task.file.file_path for task in catalog.load_table(name).scan().plan_files()] for name in names}
+    return {name: sorted(item.removeprefix("file://") for item in file) for name, file in files.items()}
 
 
 def write(

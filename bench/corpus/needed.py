@@ -36,7 +36,7 @@ def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     Sums of floats are rounded, because their last digits depend on the order of the rows.
     """
     return Counter(
-        repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
+        repr(tuple(f"{item:.9g}" if isinstance(item, float) else item for item in row))
         for row in con.execute(text).fetchall()
     )
 
@@ -66,19 +66,19 @@ class HeldRows:
         The list has one number for each reference to a table, in the order of the text.
         """
         self._con.execute(f"USE {quote_name(schema)}")
-        references = [one for one in DuckDBStatement(text).references if one is not None]
+        references = [reference for reference in DuckDBStatement(text).references if reference is not None]
         references.sort(key=lambda one: one.start)
         new, counts = [], []
-        for number, one in enumerate(references):
+        for number, reference in enumerate(references):
             name, kept = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
-            table = one.parts[-1].lower()
+            table = reference.parts[-1].lower()
             count = self._counts[schema, table]
             self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
             self._con.execute(
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
                 f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept})"
             )
-            new.append(Replacement(one.start, one.end, name + (one.alias_needed or "")))
+            new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
         query = splice(text, new)
         if rows_of(self._con, query) != expected:
@@ -86,15 +86,19 @@ class HeldRows:
         return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
 
     def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
-        kept = quote_name(f"kept {number}")
+        kept_quote_name = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:
-            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)])
+            self._con.execute(
+                f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
+            )
             return rows_of(self._con, query) == expected
 
-        found = fewest(range(1, count + 1), is_enough)
-        self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(found)])
-        return len(found)
+        fewest_result = fewest(range(1, count + 1), is_enough)
+        self._con.execute(
+            f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
+        )
+        return len(fewest_result)
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:

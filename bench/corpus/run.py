@@ -69,13 +69,13 @@ class Query:
 
 
 def queries() -> list[Query]:
-    parts = [one for one in _TPCH.read_text().split(";") if one.strip()]
-    found = [Query("tpch", f"TPC-H {number}", _statement(one)) for number, one in enumerate(parts, 1)]
-    found += [Query("ssb", f"SSB {name}", text) for name, text in QUERIES.items()]
+    parts = [item for item in _TPCH.read_text().split(";") if item.strip()]
+    queries = [Query("tpch", f"TPC-H {number}", _statement(part)) for number, part in enumerate(parts, 1)]
+    queries += [Query("ssb", f"SSB {name}", text) for name, text in QUERIES.items()]
     for part in _RETAIL.read_text().split(";"):
         if part.strip():
-            found.append(Query("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _statement(part)))
-    return found
+            queries.append(Query("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _statement(part)))
+    return queries
 
 
 def _statement(part: str) -> str:
@@ -113,47 +113,47 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
             with closing(HeldRows(data_files(server))) as held:
-                found = [_measured(con, client, query, held) for query in queries()]
+                results = [_measured(con, client, query, held) for query in queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
                 texts = tpcds.texts(generator)
-                asked = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
-                of_tpcds = [_measured(con, client, query) for query in asked]
-    parts = {one: [each for each in found if each.query.schema == one] for one in NAMESPACES}
-    for name, part in {"all": found, **parts}.items():
+                query_queries = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
+                of_tpcds = [_measured(con, client, query) for query in query_queries]
+    parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
+    for name, part in {"all": results, **parts}.items():
         report.rows += _sums(f"{name}: {len(part)} queries", part)
     if generator is not None:
         report.rows += _of_tpcds(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
         generator.close()
-    measured = [*found, *of_tpcds]
-    report.rows += [one.row for one in measured]
+    measured = [*results, *of_tpcds]
+    report.rows += [item.row for item in measured]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{one.query.title}: {one.told}" for one in measured if one.ours >= one.duckdb]
+    report.notes += [f"{item.query.title}: {item.told}" for item in measured if item.ours >= item.duckdb]
     return report
 
 
 def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
-    pruned, fewer = sum(one.ours < one.every for one in part), sum(one.ours < one.duckdb for one in part)
-    known = sum(one.duckdb < one.every for one in part)
+    pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
+    known = sum(item.duckdb < item.every for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
-    sums = {OURS: sum(one.ours for one in part), PEER: sum(one.duckdb for one in part)}
-    sums[EVERY] = sum(one.every for one in part)
-    if any(one.needed is None for one in part):
+    sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
+    sums[EVERY] = sum(item.every for item in part)
+    if any(item.needed is None for item in part):
         yield Row(case, "files read", "files", sums, peer=PEER)
         return
-    sums[NEEDED] = sum(one.needed or 0 for one in part)
+    sums[NEEDED] = sum(item.needed or 0 for item in part)
     yield Row(case, "files read", "files", sums, peer=PEER)
-    fewest = {OURS: sum(one.ours <= (one.needed or 0) for one in part)}
-    fewest[PEER] = sum(one.duckdb <= (one.needed or 0) for one in part)
+    fewest = {OURS: sum(item.ours <= (item.needed or 0) for item in part)}
+    fewest[PEER] = sum(item.duckdb <= (item.needed or 0) for item in part)
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 
 def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
     yield from _sums(case, part)
-    filtered, facts = (sum(one.facts[at] for one in part) for at in (0, 1))
+    filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
     yield Row(case, "references to facts with a filter", "references", {OURS: filtered, EVERY: facts}, False)
-    slowest = max(tpcds.analysis_ms(generator, one.query.text) for one in part)
+    slowest = max(tpcds.analysis_ms(generator, item.query.text) for item in part)
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 
 
@@ -176,13 +176,13 @@ def _measured(
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except BadRequest as error:
         return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
-    for one in tables:
-        if one.plan.files > MAX_KEPT_FRACTION * _considered(one.plan) and not one.plan.unpruned_reasons:
-            raise ReasonMissing(f"{query.title}: {one.reference}")
-    every = sum(_considered(one.plan) for one in tables)
+    for table in tables:
+        if table.plan.files > MAX_KEPT_FRACTION * _considered(table.plan) and not table.plan.unpruned_reasons:
+            raise ReasonMissing(f"{query.title}: {table.reference}")
+    every = sum(_considered(table.plan) for table in tables)
     known = ", ".join(map(_shown, tables, needed or [None] * len(tables)))
-    facts = [one for one in tables if one.table[-1] in tpcds.FACTS]
-    filtered = sum(one.predicate is not None or bool(one.plan.joins) for one in facts)
+    facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
+    filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
     return Measured(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
 
 

@@ -54,17 +54,17 @@ _KEYS = (
 def generator() -> duckdb.DuckDBPyConnection | None:
     """Return a connection with the extension, or None if the extension is not available."""
     folder = CACHE / "tpcds" / duckdb.__version__
-    found = next(folder.rglob("tpcds.duckdb_extension"), None)
-    if found is None:
-        wanted = f"duckdb-extension-tpcds=={duckdb.__version__}"
-        argv = [sys.executable, "-m", "pip", "download", wanted, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
+    result = next(folder.rglob("tpcds.duckdb_extension"), None)
+    if result is None:
+        expected = f"duckdb-extension-tpcds=={duckdb.__version__}"
+        argv = [sys.executable, "-m", "pip", "download", expected, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
         if subprocess.run([*argv, str(folder)], capture_output=True).returncode:
             return None
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
             wheel.extractall(folder)
-        found = next(folder.rglob("tpcds.duckdb_extension"))
+        result = next(folder.rglob("tpcds.duckdb_extension"))
     con = duckdb.connect()
-    con.load_extension(str(found))
+    con.load_extension(str(result))
     return con
 
 
@@ -73,8 +73,8 @@ def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
 
     With a LIMIT the result would vary, because the order of rows with equal sort keys is not defined.
     """
-    found = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
-    return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in found}
+    rows = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
+    return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in rows}
 
 
 def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
@@ -100,9 +100,9 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         begin = time.thread_time()
         statement = DuckDBStatement(text)
         known = {
-            number: columns[one.parts[-1].lower()]
-            for number, one in enumerate(statement.references)
-            if one is not None and one.parts[-1].lower() in columns
+            number: columns[reference.parts[-1].lower()]
+            for number, reference in enumerate(statement.references)
+            if reference is not None and reference.parts[-1].lower() in columns
         }
         marks = {mark_name(number): number for number in known}
         marked = statement.to_marked_text(known, utc=True)
@@ -113,8 +113,8 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
     """Return the columns of each table, with their Iceberg types."""
-    found: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = {}
     listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
     for table, column, kind in con.execute(listed).fetchall():
-        found.setdefault(table, {})[column] = _KINDS.get(kind) or kind.lower().replace(",", ", ")
-    return found
+        results.setdefault(table, {})[column] = _KINDS.get(kind) or kind.lower().replace(",", ", ")
+    return results

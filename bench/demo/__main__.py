@@ -73,7 +73,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
-            answered = meanwhile.submit(lambda: _answers(generated.result()))  # Runs while Spark starts.
+            future = meanwhile.submit(lambda: _answers(generated.result()))  # Runs while Spark starts.
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
@@ -88,7 +88,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 lake.wait_for_indexes(client, progress)
                 written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered, data, progress)
-                oracle = answered.result()
+                oracle = future.result()
                 asks = spark_asks(spark)
                 compared = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
             if options.trino and trino.is_installed():

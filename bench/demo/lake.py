@@ -120,11 +120,11 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     most, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
         built = [client.index(table, name) for table, name in indexes]
-        done = sum(each.files for each in built)
-        progress.update(task, completed=done, total=sum(each.files_total for each in built))
+        done = sum(item.files for item in built)
+        progress.update(task, completed=done, total=sum(item.files_total for item in built))
         if done > most:
             most, until = done, time.monotonic() + STALLED_S_MAX
-        if all(each.files == each.files_total for each in built):
+        if all(item.files == item.files_total for item in built):
             return
         time.sleep(0.5)
     raise DemoFailed(f"The server has indexed no file for {STALLED_S_MAX:g} s")

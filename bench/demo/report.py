@@ -42,7 +42,7 @@ Bars = list[tuple[float, float]]
 
 def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
     """Return the range of each file for each attribute, in ranks between 0 and 1, sorted by the smallest rank."""
-    found = {}
+    results = {}
     with closing(open_facts(paths, data)) as db:
         for name, (table, column, on) in ATTRIBUTES.items():
             ranks = f'(SELECT *, percent_rank() OVER (ORDER BY {column}) AS rank FROM "{table}")'
@@ -50,8 +50,8 @@ def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
             rows = db.execute(
                 f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {on} GROUP BY filename ORDER BY 1, 2"
             ).fetchall()
-            found[name] = [(float(low), float(high)) for low, high in rows]
-    return found
+            results[name] = [(float(low), float(high)) for low, high in rows]
+    return results
 
 
 def write_report(

@@ -125,7 +125,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     sizes = _table_files(rng, tables, fleet.files // scale)
     own = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
     shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     versions: Counter[int] = Counter()
     seen: list[dict[int, int]] = [{} for _ in range(replicas)]
     commits_each = fleet.commits_s / (fleet.plans_each_s * fleet.replicas)
@@ -136,34 +136,34 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     for number in range(requests):
         if rng.random() < commits_each:
             versions[draw()] += 1
-            found["commits"] += 1
+            counts["commits"] += 1
         table, replica = draw(), rng.randrange(replicas)
         if own[replica].has(table, sizes[table] * fleet.block_bytes_each):
             source = "own"
         else:
             source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
         if number >= requests // 2:  # The first half of the requests fills the tiers.
-            found[source] += 1
+            counts[source] += 1
         version = versions[table]
         if seen[replica].get(table, 0) < version:
-            found["new without peers"] += 1
-            found["new"] += all(one.get(table, 0) < version for one in seen)
+            counts["new without peers"] += 1
+            counts["new"] += all(item.get(table, 0) < version for item in seen)
             seen[replica][table] = version
-    total, commits = requests - requests // 2, found["commits"]
+    total, commits = requests - requests // 2, counts["commits"]
     return HitRates(
-        own=found["own"] / total,
-        peers=found["peers"] / total,
-        storage=found["storage"] / total,
-        new_reads=found["new"] / commits,
-        new_reads_without_peers=found["new without peers"] / commits,
+        own=counts["own"] / total,
+        peers=counts["peers"] / total,
+        storage=counts["storage"] / total,
+        new_reads=counts["new"] / commits,
+        new_reads_without_peers=counts["new without peers"] / commits,
     )
 
 
 def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
     """Return the sizes of tables, log-normal as in warehouses: most are small, and few have most of the files."""
-    drawn = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
-    each = files / sum(drawn)
-    return [max(1, round(size * each)) for size in drawn]
+    lognormvariates = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
+    each = files / sum(lognormvariates)
+    return [max(1, round(size * each)) for size in lognormvariates]
 
 
 def figures() -> str:

@@ -79,9 +79,9 @@ def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
         far = replace(near, endpoint=stack.enter_context(delayed(near.endpoint, 1)))
         warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
         env = {**far.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
-        shown = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
+        document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
         direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
-        gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | shown))
+        gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
         for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
             _write(generate(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
         yield Far(far, f"http://127.0.0.1:{port}", gateway, direct)
@@ -136,7 +136,7 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
     row("first round", lambda of: sum(of[0]))
     row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
     for number, name in enumerate(QUERIES):
-        values = {way: statistics.median(of[number] for of in found[1:]) for way, found in times.items()}
+        values = {way: statistics.median(of[number] for of in time[1:]) for way, time in times.items()}
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 
@@ -149,8 +149,10 @@ def trino(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -
             (OURS, far.gateway, at_gateway, vended),
             (DIRECT, far.direct, far.store, {}),
         ):
-            served = trino_server(folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=())
-            url = stack.enter_context(served).base_url
+            served_trino_server = trino_server(
+                folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
+            )
+            url = stack.enter_context(served_trino_server).base_url
             client = stack.enter_context(closing(Client(url, url)))
             ways[way] = lambda sql, namespace, client=client: client.rows(sql, namespace)  # type: ignore[misc]
         compare(report, "Trino", ways, oracle, rounds)

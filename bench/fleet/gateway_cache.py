@@ -186,8 +186,8 @@ def pairs_of(
     with closing(keys.client()) as client, closing(replace(own, endpoint=far.endpoint).client()) as direct:
         ours = Ranges([reader(client, keys, size, name) for name in names], size, step, seed)
         theirs = Ranges([reader(direct, own, size, name) for name in names], size, step, seed)
-        for one in (ours, theirs):
-            one.read(len(one) - 1)
+        for item in (ours, theirs):
+            item.read(len(item) - 1)
         yield ours, theirs
 
 
@@ -292,11 +292,11 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
         def theirs(number: int, size: int = size) -> bytes:
             return b"%d %d" % (size, number * size % (OBJECT_BYTES // 2))
 
-        found: dict[str, list[float]] = {"seamark": [], "direct": []}
+        results: dict[str, list[float]] = {"seamark": [], "direct": []}
         for _ in range(rounds):
-            found["seamark"].append(throughput(ours, urlsplit(rig.gateway).port or 0, size, 1.0))
-            found["direct"].append(throughput(theirs, port, size, 1.0))
-        rates = {server: statistics.median(values) / MEBIBYTE for server, values in found.items()}
+            results["seamark"].append(throughput(ours, urlsplit(rig.gateway).port or 0, size, 1.0))
+            results["direct"].append(throughput(theirs, port, size, 1.0))
+        rates = {server: statistics.median(values) / MEBIBYTE for server, values in results.items()}
         report.rows.append(
             Row(
                 f"cached ranges of {label}",
@@ -325,8 +325,8 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
 
 def _kernel_bytes() -> int:
     """Return the bytes in the buffers of all TCP connections of this machine."""
-    found = re.search(r"^TCP: .* mem ([0-9]+)$", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
-    return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
+    match = re.search(r"^TCP: .* mem ([0-9]+)$", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
+    return int(match[1]) * os.sysconf("SC_PAGE_SIZE") if match else 0
 
 
 def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
@@ -351,17 +351,17 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     answered = refused = 0
     try:
         for number in range(count):
-            one = socket.socket()
+            item = socket.socket()
             # This is a slow client: the server cannot run ahead of it.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.settimeout(60)
-            one.connect((url.hostname, url.port))
-            sockets.append(one)
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            item.settimeout(60)
+            item.connect((url.hostname, url.port))
+            sockets.append(item)
             start = number * MEBIBYTE % (OBJECT_BYTES - size)
-            one.sendall(_get(url, start, size))
-        for one in sockets:
+            item.sendall(_get(url, start, size))
+        for item in sockets:
             try:
-                status = one.recv(4096)[9:12]
+                status = item.recv(4096)[9:12]
             except OSError:
                 status = b""
             answered += status == b"206"
@@ -369,8 +369,8 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
         time.sleep(1)
         kernel = _kernel_bytes() - kernel_before
     finally:
-        for one in sockets:
-            one.close()
+        for item in sockets:
+            item.close()
         stop.set()
         watcher.join()
     return peak[0] >> 20, kernel >> 20, answered, refused

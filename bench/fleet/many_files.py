@@ -76,31 +76,31 @@ class Measured:
     """The extra time if the server has prepared the view, as it does for tables that clients plan."""
 
 
-def measure(made: Table, home: Path, memory_bytes: int) -> Measured:
+def measure(table: Table, home: Path, memory_bytes: int) -> Measured:
     """Measure the plans in a separate process."""
-    return asyncio.run(_measure(made, home, memory_bytes))
+    return asyncio.run(_measure(table, home, memory_bytes))
 
 
-async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
-    async with our_planner(home, made, disk=True, memory_bytes=memory_bytes) as ours:
+async def _measure(table: Table, home: Path, memory_bytes: int) -> Measured:
+    async with our_planner(home, table, disk=True, memory_bytes=memory_bytes) as ours:
         before, private = _resident(), _resident(private=True)
-        first = await ours.plan(FILTERS[RANGES[0]].expression(made))
-        found = Measured(first.ms)
+        first = await ours.plan(FILTERS[RANGES[0]].expression(table))
+        result = Measured(first.ms)
         await _settled()
-        found.resident["after one plan"] = (_resident() - before) / made.files
-        for name, wanted in FILTERS.items():
-            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].entry_ids)
-            times = [(await ours.scan(wanted.expression(made, turn)))[0] for turn in range(1, TURNS + 1)]
-            found.plans_ms[name] = statistics.median(times)
+        result.resident["after one plan"] = (_resident() - before) / table.files
+        for name, expected in FILTERS.items():
+            result.kept[name] = len((await ours.scan(expected.expression(table)))[1].entry_ids)
+            times = [(await ours.scan(expected.expression(table, turn)))[0] for turn in range(1, TURNS + 1)]
+            result.plans_ms[name] = statistics.median(times)
         await _settled()
-        found.resident["after ten filters"] = (_resident() - before) / made.files
-        found.private = (_resident(private=True) - private) / made.files
+        result.resident["after ten filters"] = (_resident() - before) / table.files
+        result.private = (_resident(private=True) - private) / table.files
         stats = ours.planner.stats()
-        found.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / made.files
-        found.views = stats.views
-        found.commit_ms = await _commits(ours, made, 0, prepare=False)
-        found.prepared_ms = await _commits(ours, made, COMMITS, prepare=True)
-    return found
+        result.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
+        result.views = stats.views
+        result.commit_ms = await _commits(ours, table, 0, prepare=False)
+        result.prepared_ms = await _commits(ours, table, COMMITS, prepare=True)
+    return result
 
 
 async def _settled() -> None:
@@ -119,20 +119,20 @@ def _resident(*, private: bool = False) -> int:
     return int(memory.rss - (memory.shared if private else 0))
 
 
-async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) -> float:
+async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
     """Return the extra time of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
     more = []
-    wanted = FILTERS[RANGES[0]]
+    expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known, _ = await ours.scan(wanted.expression(made, 500 + number))
-        metadata = _committed(made, ours.metadata, number)
-        parsed = parse_expression(wanted.expression(made, 600 + number))
+        known, _ = await ours.scan(expected.expression(table, 500 + number))
+        metadata = _committed(table, ours.metadata, number)
+        parsed = parse_expression(expected.expression(table, 600 + number))
         if prepare:
-            planned = PlannedTable(BoundScan.bind(ours.metadata, ScanRequest()).view_key, 0.0)
-            assert await ours.planner.prepare(metadata, planned, limit_bytes=made.metadata_bytes)
+            planned_table = PlannedTable(BoundScan.bind(ours.metadata, ScanRequest()).view_key, 0.0)
+            assert await ours.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started = time.perf_counter()
         await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
         more.append((time.perf_counter() - started) * 1000 - known)
@@ -140,12 +140,12 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
     return statistics.median(more)
 
 
-def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetadata:
+def _committed(table: Table, metadata: TableMetadata, number: int) -> TableMetadata:
     """Return the table after an append.
 
     The new manifest has the entries of the table's last manifest, at most a thousand.
     """
-    folder = made.folder / "commits"
+    folder = table.folder / "commits"
     folder.mkdir(exist_ok=True)
     snapshot = metadata.current_snapshot
     assert snapshot is not None
@@ -167,28 +167,28 @@ def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetada
     fastavro.writer(listed, layout.manifest_file_schema(), [added, *entries], codec="deflate")
     list_path = folder / f"snap-{uuid.uuid4()}.avro"
     list_path.write_bytes(listed.getvalue())
-    document = json.loads(Path(made.metadata_location.removeprefix("file://")).read_text())
+    document = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     new = document["snapshots"][0]
     new |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
     document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new["snapshot-id"]
     document["snapshot-log"] = []
-    return decode_table(json.dumps(document).encode(), made.metadata_location)
+    return decode_table(json.dumps(document).encode(), table.metadata_location)
 
 
 def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
     spawn = multiprocessing.get_context("spawn")
     for files in sizes:
-        made = table(files, manifest_entries=manifest_entries, deflate_level=1)
-        found = []
+        new_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        results = []
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure, made, folder / f"home-{files}", memory_bytes)
-                found.append(measuring.result())
+                measuring = pool.submit(measure, new_table, folder / f"home-{files}", memory_bytes)
+                results.append(measuring.result())
         shutil.rmtree(folder / f"home-{files}")
-        shutil.rmtree(made.folder / "commits")
-        _add(report, files, *found)
+        shutil.rmtree(new_table.folder / "commits")
+        _add(report, files, *results)
     report.notes += [
         f"The planner's budget is {BUDGET} bytes a file.",
         f"Manifests of {manifest_entries:,} entries, deflated at level 1, and 20 columns with bounds and counts.",
@@ -197,24 +197,24 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     return report
 
 
-def _add(report: Report, files: int, ever: Measured, again: Measured) -> None:
+def _add(report: Report, files: int, ever: Measured, measured: Measured) -> None:
     def row(measure: str, unit: str, ours: float, first: float, goal: float | None = None) -> None:
         values = {OURS: ours, "first process": first}
         report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))
 
-    row("first plan", "ms", again.first_ms, ever.first_ms, GOALS["restart"])
-    for moment in again.resident:
-        row(f"resident, {moment}", "B/file", again.resident[moment], ever.resident[moment], GOALS["bytes"])
-    row("resident, without files", "B/file", again.private, ever.private)
-    row("reported by the planner", "B/file", again.reported, ever.reported)
+    row("first plan", "ms", measured.first_ms, ever.first_ms, GOALS["restart"])
+    for moment in measured.resident:
+        row(f"resident, {moment}", "B/file", measured.resident[moment], ever.resident[moment], GOALS["bytes"])
+    row("resident, without files", "B/file", measured.private, ever.private)
+    row("reported by the planner", "B/file", measured.reported, ever.reported)
     for name in FILTERS:
         goal = GOALS["ordered"] if name == ORDERED else GOALS["range"] if name in RANGES else None
-        row(f"plan, {name}", "ms", again.plans_ms[name], ever.plans_ms[name], goal)
-    row("added by a commit, at once", "ms", again.commit_ms, ever.commit_ms, GOALS["commit"])
-    row("added by a commit, prepared", "ms", again.prepared_ms, ever.prepared_ms, GOALS["commit"])
-    if not ever.views or not again.views:
+        row(f"plan, {name}", "ms", measured.plans_ms[name], ever.plans_ms[name], goal)
+    row("added by a commit, at once", "ms", measured.commit_ms, ever.commit_ms, GOALS["commit"])
+    row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
+    if not ever.views or not measured.views:
         report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
-    report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in again.kept.items()))
+    report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.kept.items()))
 
 
 def main() -> None:

@@ -150,9 +150,9 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         time.sleep(0.004)
     for what in ("plan", "loadTable"):
         for measure, part in (("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-            values = {name: percentile(found[what], part) * 1000 for name, found in times.items()}
+            values = {name: percentile(time[what], part) * 1000 for name, time in times.items()}
             report.rows.append(Row(f"{what}, storage with a heavy tail", measure, "ms", values, peer=STEADY))
-        ratios = {name: percentile(found[what], 0.999) / percentile(found[what], 0.5) for name, found in times.items()}
+        ratios = {name: percentile(time[what], 0.999) / percentile(time[what], 0.5) for name, time in times.items()}
         case = f"{what}, storage with a heavy tail"
         report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
         ratios = {name: percentile(found[what], 0.999) / percentile(found[what], 0.5) for name, found in busy.items()}

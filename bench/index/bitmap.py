@@ -62,29 +62,29 @@ class Question:
 class Answerer(Protocol):
     name: str
 
-    def answer(self, asked: Question) -> Positions: ...
+    def answer(self, question: Question) -> Positions: ...
 
 
 class Ours:
     name = OURS
 
     def __init__(self, columns: dict[str, Values]) -> None:
-        self._blobs = {name: b"".join(bitmap.encode([bitmap.build(_keys(one))])) for name, one in columns.items()}
+        self._blobs = {name: b"".join(bitmap.encode([bitmap.build(_keys(column))])) for name, column in columns.items()}
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
         """Open the index again, so that nothing of it has been read or checked."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
-    def bits(self, asked: Question) -> npt.NDArray[np.uint64]:
-        if asked.below is not None:
-            ranges = KeyRanges("long", (KeyRange(None, _code(asked.below), False, True),))
+    def bits(self, question: Question) -> npt.NDArray[np.uint64]:
+        if question.below is not None:
+            ranges = KeyRanges("long", (KeyRange(None, _code(question.below), False, True),))
         else:
-            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_code, asked.among)))
-        return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in asked.columns))
+            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_code, question.among)))
+        return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in question.columns))
 
-    def answer(self, asked: Question) -> Positions:
-        return positions(self.bits(asked))
+    def answer(self, question: Question) -> Positions:
+        return positions(self.bits(question))
 
     @property
     def size_bytes(self) -> int:
@@ -97,19 +97,19 @@ class PyArrow:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def answer(self, asked: Question) -> Positions:
-        table = pq.read_table(self._path, columns=list(asked.columns))
-        return np.flatnonzero(reduce(np.bitwise_and, (_mask(asked, table[name]) for name in asked.columns)))
+    def answer(self, question: Question) -> Positions:
+        table = pq.read_table(self._path, columns=list(question.columns))
+        return np.flatnonzero(reduce(np.bitwise_and, (_mask(question, table[name]) for name in question.columns)))
 
 
-def _mask(asked: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    if asked.below is not None:
-        found = pc.less(column, asked.below)
-    elif len(asked.among) == 1:
-        found = pc.equal(column, asked.among[0])
+def _mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    if question.below is not None:
+        result = pc.less(column, question.below)
+    elif len(question.among) == 1:
+        result = pc.equal(column, question.among[0])
     else:
-        found = pc.is_in(column, pa.array(asked.among))
-    return found.to_numpy()
+        result = pc.is_in(column, pa.array(question.among))
+    return result.to_numpy()
 
 
 class DuckDB:
@@ -119,13 +119,13 @@ class DuckDB:
         self._connection = duckdb.connect()
         self._path = path
 
-    def answer(self, asked: Question) -> Positions:
-        said = f"< {asked.below}" if asked.below is not None else f"IN ({', '.join(map(str, asked.among))})"
-        where = " AND ".join(f"{name} {said}" for name in asked.columns)
-        found = self._connection.execute(
+    def answer(self, question: Question) -> Positions:
+        said = f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
+        where = " AND ".join(f"{name} {said}" for name in question.columns)
+        result = self._connection.execute(
             f"SELECT file_row_number FROM read_parquet('{self._path}', file_row_number = true) WHERE {where}"
         ).fetchnumpy()
-        return np.sort(found["file_row_number"])
+        return np.sort(result["file_row_number"])
 
 
 class Roaring:
@@ -138,37 +138,39 @@ class Roaring:
 
     def __init__(self, columns: dict[str, Values]) -> None:
         self._rows = len(columns["a"])
-        self._slices = {name: self.build(one) for name, one in columns.items()}
+        self._slices = {name: self.build(column) for name, column in columns.items()}
 
     @staticmethod
     def build(values: Values) -> list[pyroaring.BitMap]:
         _, ranks = np.unique(values, return_inverse=True)
         slices = [pyroaring.BitMap(np.flatnonzero(ranks >> i & 1).astype(np.uint32)) for i in range(_bits(values))]
-        for one in slices:
-            one.run_optimize()
+        for item in slices:
+            item.run_optimize()
         return slices
 
     def size_bytes(self, name: str) -> int:
-        return sum(len(one.serialize()) for one in self._slices[name])
+        return sum(len(item.serialize()) for item in self._slices[name])
 
-    def answer(self, asked: Question) -> Positions:
-        found = reduce(pyroaring.BitMap.intersection, (self._one(asked, self._slices[name]) for name in asked.columns))
-        return np.asarray(found.to_array()).astype(np.int64)
+    def answer(self, question: Question) -> Positions:
+        actual_reduce = reduce(
+            pyroaring.BitMap.intersection, (self._one(question, self._slices[name]) for name in question.columns)
+        )
+        return np.asarray(actual_reduce.to_array()).astype(np.int64)
 
-    def _one(self, asked: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
-        if asked.below is None:
-            return pyroaring.BitMap.union(*(self._equal(slices, value) for value in asked.among))
+    def _one(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
+        if question.below is None:
+            return pyroaring.BitMap.union(*(self._equal(slices, value) for value in question.among))
         every = pyroaring.BitMap(range(self._rows))
         less = pyroaring.BitMap()
-        for i, one in enumerate(slices):
-            less = (every - one) | less if asked.below >> i & 1 else less - one
+        for i, single_slice in enumerate(slices):
+            less = (every - single_slice) | less if question.below >> i & 1 else less - single_slice
         return less
 
     def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
-        inside = [one for i, one in enumerate(slices) if rank >> i & 1]
-        outside = [one for i, one in enumerate(slices) if not rank >> i & 1]
-        found = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
-        return found.difference(*outside) if outside else found
+        inside = [single_slice for i, single_slice in enumerate(slices) if rank >> i & 1]
+        outside = [single_slice for i, single_slice in enumerate(slices) if not rank >> i & 1]
+        result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
+        return result.difference(*outside) if outside else result
 
 
 def _bits(values: Values) -> int:
@@ -210,10 +212,12 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     ours, roaring = Ours(columns), Roaring(columns)
     answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
-    for asked in _questions(rng, cardinality):
-        took = _in_turns(answerers, asked, turns)
+    for question in _questions(rng, cardinality):
+        took = _in_turns(answerers, question, turns)
         best = min((PYARROW, DUCKDB), key=lambda name: took[name])
-        report.rows.append(Row(f"{case}, {asked.name}", "row positions", "ms", took, peer=best, goal=took[best] / GOAL))
+        report.rows.append(
+            Row(f"{case}, {question.name}", "row positions", "ms", took, peer=best, goal=took[best] / GOAL)
+        )
     both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
     bits_ms = statistics.median(_timed(lambda: ours.bits(both)) for _ in range(20 * turns)) * per_million
@@ -247,16 +251,16 @@ def _questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
     ]
 
 
-def _in_turns(answerers: list[Answerer], asked: Question, turns: int) -> dict[str, float]:
+def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict[str, float]:
     """Return the medians in ms by name; a first question is not counted."""
-    expected = answerers[0].answer(asked)
-    for one in answerers[1:]:
-        if not np.array_equal(one.answer(asked), expected):
-            raise AnswersDiffer(f"{one.name} and {OURS} find other rows: {asked}")
-    took: dict[str, list[float]] = {one.name: [] for one in answerers}
+    expected = answerers[0].answer(question)
+    for answerer in answerers[1:]:
+        if not np.array_equal(answerer.answer(question), expected):
+            raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
+    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for turn in range(turns):
-        for one in answerers if turn % 2 else reversed(answerers):
-            took[one.name].append(_timed(lambda one=one: one.answer(asked)))
+        for answerer in answerers if turn % 2 else reversed(answerers):
+            took[answerer.name].append(_timed(lambda one=answerer: one.answer(question)))
     return {name: statistics.median(times) for name, times in took.items()}
 
 
@@ -273,7 +277,7 @@ def _building(report: Report, case: str, values: Values, turns: int) -> None:
     works: dict[str, Callable[[], Any]] = {
         OURS: lambda: bitmap.build(keys),
         "sorted": lambda: bitmap.build(spread),
-        ROARING: lambda: [one.serialize() for one in Roaring.build(values)],
+        ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
     took: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(max(2, turns // 3)):
@@ -318,7 +322,7 @@ def _many_files(report: Report, turns: int) -> None:
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
         took = statistics.median(_timed(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
-        share = 1 - sum(built.size_bytes for built in entries) / len(blob)
+        share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
         report.notes.append(
             f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."

@@ -183,17 +183,17 @@ def _hash(value: int) -> Any:
 
 
 def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT file_name FROM parquet_bloom_probe({paths!r}, 'k', {key}) WHERE NOT bloom_filter_excludes"
     ).fetchall()
-    return {name for (name,) in found}
+    return {name for (name,) in rows}
 
 
 def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
     started = time.perf_counter()
-    found = act()
-    return found, (time.perf_counter() - started) * 1000
+    actual_act = act()
+    return actual_act, (time.perf_counter() - started) * 1000
 
 
 def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:

@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_build", "What does an index cost to build, and to keep?", peer="reading the same columns")
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     files = [_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
-    data_bytes = sum(one.size_bytes for one in files)
+    data_bytes = sum(file.size_bytes for file in files)
     for case, (kind, columns) in CASES.items():
         task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
         ids = [term.column_id for term in task.definition.terms]
@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             OURS: count * rows / building / 1e6,
             "reading": count * rows / reading / 1e6,
         }
-        column_bytes = sum(_column_bytes(one, ids) for one in files)
+        column_bytes = sum(_column_bytes(file, ids) for file in files)
         report.rows += [
             Row(case, "built, one core", "M rows/s", values, lower_is_better=False, peer="reading"),
             Row(case, "index a byte of all data", "B", {OURS: size / data_bytes}, peer="reading"),
@@ -80,8 +80,8 @@ def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[f
     size = 0
     for _ in range(rounds):
         started = time.thread_time()
-        for one in files:
-            _read(task, one, column_ids)
+        for file in files:
+            _read(task, file, column_ids)
         reading.append(time.thread_time() - started)
         started = time.thread_time()
         size = index_data_files(task, files).size_bytes
@@ -93,11 +93,11 @@ def _data_file(path: Path, number: int, rows: int) -> DataFile:
     draw = np.random.default_rng(number)
     columns = [
         draw.integers(0, 1 << 40, rows),
-        [f"Customer#{one:09d}" for one in draw.integers(0, 30_000, rows)],
+        [f"Customer#{item:09d}" for item in draw.integers(0, 30_000, rows)],
         draw.integers(0, 11, rows, dtype=np.int32),
         draw.integers(1, 51, rows, dtype=np.int32),
         pa.array(draw.integers(10_000, 10_000_000, rows)).cast(pa.decimal128(38, 0)),
-        [f"CITY OF {one:03d}" for one in draw.integers(0, 250, rows)],
+        [f"CITY OF {item:03d}" for item in draw.integers(0, 250, rows)],
         pa.array(draw.integers(0, 7 * 365 * 86_400, rows) * 1_000_000).cast(pa.timestamp("us")),
     ]
     kinds = [pa.int64(), pa.string(), pa.int32(), pa.int32(), pa.decimal128(15, 2), pa.string(), pa.timestamp("us")]
@@ -107,7 +107,8 @@ def _data_file(path: Path, number: int, rows: int) -> DataFile:
         for field, kind in zip(SCHEMA.fields, kinds, strict=True)
     ]
     arrays = [
-        one if isinstance(one, pa.Array) else pa.array(one, kind) for one, kind in zip(columns, kinds, strict=True)
+        column if isinstance(column, pa.Array) else pa.array(column, kind)
+        for column, kind in zip(columns, kinds, strict=True)
     ]
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path, compression="zstd")
     return DataFile(path.as_uri(), path.stat().st_size, rows)
@@ -121,4 +122,4 @@ def _read(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
 def _column_bytes(file: DataFile, column_ids: list[int]) -> int:
     footer = pq.read_metadata(file.path.removeprefix("file://"))
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    return sum(group.column(one - 1).total_compressed_size for group in groups for one in column_ids)
+    return sum(group.column(column_id - 1).total_compressed_size for group in groups for column_id in column_ids)

@@ -72,8 +72,8 @@ class Ours:
             build(client, TABLE, INDEX, workers)
             self.seconds = time.perf_counter() - started
         self.index = client.index(TABLE, INDEX)
-        locations = [one["location"] for one in self.index.json["index-files"]]
-        self._records = [Record(open_index_file(Storage().read(one), one).blob) for one in locations]
+        locations = [index_file["location"] for index_file in self.index.json["index-files"]]
+        self._records = [Record(open_index_file(Storage().read(location), location).blob) for location in locations]
 
     def over_http(self, keys: pa.Array) -> int:
         return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)
@@ -81,7 +81,7 @@ class Ours:
     def in_process(self, keys: pa.Array) -> int:
         columns = [keys_of(keys, "string")]
         hashes = hash_rows(columns, 0), hash_rows(columns, 1)
-        return sum(len(one.lookup(*hashes)[0]) for one in self._records)
+        return sum(len(record.lookup(*hashes)[0]) for record in self._records)
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -97,9 +97,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
         closing(IndexClient(server.base_url)) as client,
     ):
-        made = peer.answer()  # written and indexed
+        answer = peer.answer()  # written and indexed
         ours = Ours(client, table)
-        _sizes(report, ours, made, count)
+        _sizes(report, ours, answer, count)
         for batch in BATCHES:
             _asked(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
     report.notes += [
@@ -107,7 +107,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
         f"{SQL}: column and partition statistics are off; with them a list of 10,000 keys is planned for minutes.",
         f"{READER} opens the metadata table for each question, as a query has to; {OPENED} keeps it.",
-        f"Hudi's index is {made['index_files']} files, as CREATE INDEX made them; its data were written before.",
+        f"Hudi's index is {answer['index_files']} files, as CREATE INDEX made them; its data were written before.",
     ]
     return report
 
@@ -123,18 +123,18 @@ def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]
     """Query all systems with each draw; the first draw warms them up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []
-    for drawn in draws:
+    for draw in draws:
         for name, ask in {HTTP: ours.over_http, DIRECT: ours.in_process}.items():
-            asked = pa.array(drawn)
+            queries = pa.array(draw)
             started = time.perf_counter()
-            found = ask(asked)
+            result = ask(queries)
             took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
-            _held(name, found, len(drawn))
+            _held(name, result, len(draw))
         for name, way in WAYS.items():
-            answer = peer.ask(way=way, keys=drawn.tolist())
+            answer = peer.ask(way=way, keys=draw.tolist())
             took.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
-                _held(name, answer["found"], len(drawn))
+                _held(name, answer["found"], len(draw))
             if name == SQL:
                 read.append(answer["files"])
     ms = {name: statistics.median(times[1:]) for name, times in took.items()}

@@ -61,10 +61,12 @@ class Peer:
         self._spark.sql("CREATE INDEX record_index ON t (k)")
         indexed = time.perf_counter() - started
         index = Path(self._location.removeprefix("file://")) / ".hoodie" / "metadata" / "record_index"
-        kept = [
-            one for one in index.iterdir() if one.suffix == ".hfile" or (".log." in one.name and one.suffix != ".crc")
+        paths = [
+            path
+            for path in index.iterdir()
+            if path.suffix == ".hfile" or (".log." in path.name and path.suffix != ".crc")
         ]
-        sizes = [one.stat().st_size for one in kept]
+        sizes = [path.stat().st_size for path in paths]
         self.opened = self._reader()
         return {"seconds": indexed, "write_seconds": wrote, "index_bytes": sum(sizes), "index_files": len(sizes)}
 
@@ -74,20 +76,20 @@ class Peer:
             self._spark.sql("SELECT 1").collect()
             return {"seconds": time.perf_counter() - started, "found": 0}
         if way == "sql":
-            wanted = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
+            expected = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
             started = time.perf_counter()
-            frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {wanted}")
-            found = frame.collect()
+            frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {expected}")
+            result = frame.collect()
             seconds = time.perf_counter() - started
-            return {"seconds": seconds, "found": len(found), "files": self._files_read(frame)}
+            return {"seconds": seconds, "found": len(result), "files": self._files_read(frame)}
         listed = self._listed(keys)
         started = time.perf_counter()
         reader = self.opened if way == "opened" else self._reader()
-        found = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
+        result = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
         seconds = time.perf_counter() - started
         if way != "opened":
             reader.close()
-        return {"seconds": seconds, "found": found}
+        return {"seconds": seconds, "found": result}
 
     @staticmethod
     def _files_read(frame: Any) -> int:
@@ -149,8 +151,8 @@ def main() -> None:
     peer = Peer(session(folder, jar), folder)
     print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(peer.answer(asked["way"], asked.get("keys", []))), file=answers, flush=True)
+        document = json.loads(line)
+        print(json.dumps(peer.answer(document["way"], document.get("keys", []))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -86,15 +86,15 @@ class DuckDB:
         self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{path}')")
 
     def one(self, key: int) -> tuple[int, int]:
-        found = self._db.execute("SELECT file, position FROM entries WHERE k = ?", [key]).fetchall()
-        ((file, position),) = found
+        rows = self._db.execute("SELECT file, position FROM entries WHERE k = ?", [key]).fetchall()
+        ((file, position),) = rows
         return file, position
 
     def many(self, keys: pa.Array) -> Places:
-        asked = pa.table({"k": keys, "query": np.arange(len(keys))})
-        self._db.register("asked", asked)
-        found = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
-        return _in_order(found["query"], found["file"], found["position"])
+        table = pa.table({"k": keys, "query": np.arange(len(keys))})
+        self._db.register("asked", table)
+        result = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
+        return _in_order(result["query"], result["file"], result["position"])
 
 
 class DataFusion:
@@ -109,18 +109,18 @@ class DataFusion:
         self._context.register_parquet("entries", str(path))
 
     def one(self, key: int) -> tuple[int, int]:
-        found = pa.Table.from_batches(
+        result = pa.Table.from_batches(
             self._context.sql(f"SELECT file, position FROM entries WHERE k = {key}").collect()
         )
-        return found["file"][0].as_py(), found["position"][0].as_py()
+        return result["file"][0].as_py(), result["position"][0].as_py()
 
     def many(self, keys: pa.Array) -> Places:
         self._context.deregister_table("asked")
         batch = pa.record_batch({"k": keys, "query": np.arange(len(keys))})
         self._context.register_record_batches("asked", [[batch]])
         sql = "SELECT query, file, position FROM entries JOIN asked ON entries.k = asked.k"
-        found = pa.Table.from_batches(self._context.sql(sql).collect())
-        return _in_order(*(found[name].to_numpy() for name in ("query", "file", "position")))
+        result = pa.Table.from_batches(self._context.sql(sql).collect())
+        return _in_order(*(result[name].to_numpy() for name in ("query", "file", "position")))
 
 
 class PyArrow:
@@ -130,8 +130,8 @@ class PyArrow:
         self._path = path
 
     def one(self, key: int) -> tuple[int, int]:
-        found = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
-        return found["file"][0].as_py(), found["position"][0].as_py()
+        table = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
+        return table["file"][0].as_py(), table["position"][0].as_py()
 
     def many(self, keys: pa.Array) -> Places:
         """Read the whole file, because pyarrow's filters do not push down a list."""
@@ -183,8 +183,8 @@ def _indexed(report: Report, folder: Path, keys: Values) -> Path:
     rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
-    for number, one in enumerate(entries):
-        _write(folder / f"{number}.run", encode([one]))
+    for number, entry in enumerate(entries):
+        _write(folder / f"{number}.run", encode([entry]))
         parts.append(_mapped(folder / f"{number}.run"))
     started = time.thread_time()
     _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
@@ -230,18 +230,18 @@ def _parquet(path: Path, keys: Values) -> Path:
 
 
 def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
-    took: dict[str, list[float]] = {one.name: [] for one in answerers}
+    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
     for turn in range(rounds):
-        for one in answerers if turn % 2 else reversed(answerers):
-            times, slices = (SINGLE, SLICES) if one.name == OURS else (1, 3)
+        for item in answerers if turn % 2 else reversed(answerers):
+            times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
             for asked in draw.choice(len(keys), (slices, times), replace=False):
                 values = keys[asked].tolist()
                 started = time.perf_counter()
-                found = [one.one(value) for value in values]
-                took[one.name].append((time.perf_counter() - started) * 1e6 / times)
-                if found != _expected(keys, asked):
-                    raise AnswersDiffer(f"{one.name}, one key")
+                results = [item.one(value) for value in values]
+                took[item.name].append((time.perf_counter() - started) * 1e6 / times)
+                if results != _expected(keys, asked):
+                    raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in took.items()}
     best = _best(answerers, values_us)
     report.rows += [
@@ -258,26 +258,26 @@ def _expected(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int
 
 
 def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
-    return min((one.name for one in answerers if one.name != OURS), key=lambda name: values[name])
+    return min((answerer.name for answerer in answerers if answerer.name != OURS), key=lambda name: values[name])
 
 
 def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
-    took: dict[str, list[float]] = {one.name: [] for one in answerers}
-    worked: dict[str, list[float]] = {one.name: [] for one in answerers}
+    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
     for turn in range(rounds):
-        asked = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[asked]), np.array(_expected(keys, asked))
-        for one in answerers if turn % 2 else reversed(answerers):
+        query = draw.choice(len(keys), batch, replace=False)
+        wanted, expected = pa.array(keys[query]), np.array(_expected(keys, query))
+        for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
-            found = one.many(wanted)
-            worked[one.name].append((time.process_time() - before) * 1000)
-            took[one.name].append((time.perf_counter() - started) * 1000)
-            if not np.array_equal(found, expected):
-                raise AnswersDiffer(f"{one.name}, {batch} keys")
+            result = item.many(wanted)
+            worked[item.name].append((time.process_time() - before) * 1000)
+            took[item.name].append((time.perf_counter() - started) * 1000)
+            if not np.array_equal(result, expected):
+                raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
     for measure, times in (("lookup", took), ("lookup, CPU of all cores", worked)):
-        values = {name: statistics.median(each) for name, each in times.items()}
+        values = {name: statistics.median(time) for name, time in times.items()}
         best = _best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))
         rates = {name: batch / ms / 1000 for name, ms in values.items()}
@@ -304,11 +304,11 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         pair = row_hash([key_of(int(keys[at]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
-        found = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
         took.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(found[1][0]), int(found[2][0]))] != _expected(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

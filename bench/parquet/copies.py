@@ -40,10 +40,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     paths = [data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     schema = pq.read_schema(paths[0])
-    kept = pa.schema([field for field in schema if field.name != DROPPED])
+    kept_schema = pa.schema([field for field in schema if field.name != DROPPED])
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
-    for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", kept)):
+    for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", kept_schema)):
         values = measured(
             {
                 OURS: lambda out, columns=columns: _copy(paths, out, columns),
@@ -127,9 +127,9 @@ def _plain_copy(paths: Sequence[Path], out: Path) -> None:
     with out.open("wb") as sink:
         for path in paths:
             with path.open("rb") as source:
-                left = path.stat().st_size
-                while left:
-                    left -= os.copy_file_range(source.fileno(), sink.fileno(), left)
+                st_size = path.stat().st_size
+                while st_size:
+                    st_size -= os.copy_file_range(source.fileno(), sink.fileno(), st_size)
         os.fsync(sink.fileno())
 
 

@@ -116,17 +116,17 @@ def _timed(
     seconds: dict[str, list[float]] = {name: [] for name in works}
     before = {name: _snapshot(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):
-        found = {}
+        results = {}
         for name in works if number % 2 else reversed(works):
             started = time.perf_counter()
             works[name]()
             seconds[name].append(time.perf_counter() - started)
-            found[name] = _rows(spark, tables[name])
+            results[name] = _rows(spark, tables[name])
             spark.sql(
                 f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"
             )
-        if len(set(found.values())) != 1:
-            raise AnswersDiffer(f"the tables have other rows: {found}")
+        if len(set(results.values())) != 1:
+            raise AnswersDiffer(f"the tables have other rows: {results}")
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 

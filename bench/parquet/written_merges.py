@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         files: dict[str, int] = {}
         for number in range(rounds + 1):
-            found = set()
+            results = set()
             for place, (name, how) in enumerate(ways.items() if number % 2 else reversed(ways.items())):
                 table = f"bench.t{number}_{place}"
                 spark.sql(f"CREATE TABLE {CATALOG}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (part)")
@@ -59,10 +59,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report_of_write = write(frame, table, client=client, **how)
                 seconds[name].append(time.perf_counter() - started)
                 files[name] = report_of_write.files
-                found.add(_sums(spark, table))
+                results.add(_sums(spark, table))
                 spark.sql(f"DROP TABLE {CATALOG}.{table} PURGE")
-            if len(found) != 1:
-                raise AnswersDiffer(f"the tables have other rows: {found}")
+            if len(results) != 1:
+                raise AnswersDiffer(f"the tables have other rows: {results}")
     values = {name: min(times[1:]) for name, times in seconds.items()}
     report.rows.append(Row("write, and merge before the commit", "job", "s", values, peer=SMALL))
     report.notes.append(

@@ -76,8 +76,8 @@ def main() -> None:
     chosen = parser.parse_args()
     body = chosen.body.read_bytes()
     spawn = multiprocessing.get_context("spawn")
-    others = [spawn.Process(target=serve, args=(chosen.port, body), daemon=True) for _ in range(chosen.workers - 1)]
-    for other in others:
+    process = [spawn.Process(target=serve, args=(chosen.port, body), daemon=True) for _ in range(chosen.workers - 1)]
+    for other in process:
         other.start()
     serve(chosen.port, body)
 

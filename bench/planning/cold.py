@@ -47,9 +47,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
     )
     for files in (2_000,) if quick else sizes:
-        made = table(files)
-        _into_page_cache(made)
-        await _plans(report, folder, made, rounds=1 if quick else 3)
+        new_table = table(files)
+        _into_page_cache(new_table)
+        await _plans(report, folder, new_table, rounds=1 if quick else 3)
     _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
@@ -58,48 +58,48 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-async def _plans(report: Report, folder: Path, made: Table, rounds: int) -> None:
-    wanted = FILTERS[RANGES[0]].expression(made)
+async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
+    expected = FILTERS[RANGES[0]].expression(table)
     mine, again, theirs = [], [], []
-    for number in range(rounds if made.files < 1_000_000 else min(rounds, 2)):
-        with java_planner(made.metadata_location, made.files, folder / "java.log") as java:
-            plan = java.plan(wanted)
+    for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
+        with java_planner(table.metadata_location, table.files, folder / "java.log") as java:
+            plan = java.plan(expected)
             theirs.append(plan.ms)
-        home = folder / f"home-{made.files}-{number}"
-        async with our_planner(home, made) as ours:
-            first = await ours.plan(wanted)
-        plan.check_same(first, f"{made.files:,} files, first plan")
+        home = folder / f"home-{table.files}-{number}"
+        async with our_planner(home, table) as ours:
+            first = await ours.plan(expected)
+        plan.check_same(first, f"{table.files:,} files, first plan")
         mine.append(first.ms)
-        async with our_planner(home, made, disk=True) as ours:
-            await ours.plan(wanted)
-        async with our_planner(home, made, disk=True) as ours:
-            again.append((await ours.plan(wanted)).ms)
+        async with our_planner(home, table, disk=True) as ours:
+            await ours.plan(expected)
+        async with our_planner(home, table, disk=True) as ours:
+            again.append((await ours.plan(expected)).ms)
     values = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
-    if made.files <= 100_000:
-        values[PYICEBERG] = PyIcebergPlanner(made.metadata_location).plan(wanted).ms
-    goal = values[JAVA] / FASTER_GOAL if made.files >= 1_000_000 else COLD_GOAL_MS.get(made.files)
-    report.rows.append(Row(f"{made.files:,} files, first plan ever", "plan", "ms", values, peer=JAVA, goal=goal))
+    if table.files <= 100_000:
+        values[PYICEBERG] = PyIcebergPlanner(table.metadata_location).plan(expected).ms
+    goal = values[JAVA] / FASTER_GOAL if table.files >= 1_000_000 else COLD_GOAL_MS.get(table.files)
+    report.rows.append(Row(f"{table.files:,} files, first plan ever", "plan", "ms", values, peer=JAVA, goal=goal))
     restarted = {OURS: statistics.median(again), JAVA: values[JAVA]}
-    report.rows.append(Row(f"{made.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
+    report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
 
 
-def _into_page_cache(made: Table) -> None:
-    for path in sorted((made.folder / "metadata").iterdir()):
+def _into_page_cache(table: Table) -> None:
+    for path in sorted((table.folder / "metadata").iterdir()):
         path.read_bytes()
 
 
-def _decode(report: Report, made: Table, manifests: int) -> None:
+def _decode(report: Report, table: Table, manifests: int) -> None:
     """Measure the entries per second: decoded to columns, to a finished block, and by the peers to their objects."""
-    paths = sorted((made.folder / "metadata").glob("*-m0.avro"))[:manifests]
+    paths = sorted((table.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
-    wanted = {one.manifest_path for one in _their_manifests(made)}
-    assert {location for _, location in contents} <= wanted
+    expected = {their_manifest.manifest_path for their_manifest in _their_manifests(table)}
+    assert {location for _, location in contents} <= expected
     few = contents[: max(1, manifests // 10)]
     with on_core(LOAD_CORE):
         columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
         inflated = _rate(_inflate, contents)
         blocks = _rate(_to_block, contents)
-        peers = {FASTAVRO: _rate(_fastavro, few), PYICEBERG: _pyiceberg(made, few)}
+        peers = {FASTAVRO: _rate(_fastavro, few), PYICEBERG: _pyiceberg(table, few)}
     report.bounds["inflating alone, one thread"] = f"{inflated:,.0f} entries/s"
     for measure, rate in (("to columns", columns), ("to a block", blocks)):
         values = {OURS: rate, **peers}
@@ -134,13 +134,13 @@ def _fastavro(data: bytes, _: str) -> int:
     return sum(1 for _ in fastavro.reader(io.BytesIO(data)))
 
 
-def _their_manifests(made: Table) -> list[TheirManifestFile]:
-    snapshot = StaticTable.from_metadata(made.metadata_location).current_snapshot()
+def _their_manifests(table: Table) -> list[TheirManifestFile]:
+    snapshot = StaticTable.from_metadata(table.metadata_location).current_snapshot()
     assert snapshot is not None
     return snapshot.manifests(PyArrowFileIO())
 
 
-def _pyiceberg(made: Table, contents: list[tuple[bytes, str]]) -> float:
+def _pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
     files = PyArrowFileIO()
-    known = {one.manifest_path: one for one in _their_manifests(made)}
+    known = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
     return _rate(lambda _, location: len(known[location].fetch_manifest_entry(files)), contents)

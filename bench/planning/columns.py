@@ -97,12 +97,12 @@ def columns(count: int) -> tuple[Column, ...]:
     suffix.
     """
     fixed = len(_KINDS)
-    made = []
+    results = []
     for number in range(count):
         again, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
         name, type_, make = _KINDS[at if again == 0 else at + 2]
-        made.append(Column(number + 1, f"{name}_{again + 1}" if again else name, type_, make, required=number < 2))
-    return tuple(made)
+        results.append(Column(number + 1, f"{name}_{again + 1}" if again else name, type_, make, required=number < 2))
+    return tuple(results)
 
 
 def event_time_us(number: int, files_per_day: int) -> int:

@@ -85,8 +85,8 @@ def _three(table: Table, turn: int) -> Any:
 
 
 FILTERS = {
-    one.name: one
-    for one in (
+    item.name: item
+    for item in (
         Filter(
             "narrow range",
             "order_id between two near values; files in any order, narrow bounds",

@@ -45,9 +45,9 @@ CONNECTIONS = (1, 16, 64)
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_http", "What does a small plan cost over HTTP?", peer="a bare aiohttp handler on uvloop")
-    made = table(2_000 if quick else 10_000)
+    new_table = table(2_000 if quick else 10_000)
     for workers in (1, 2):
-        await _small_plans(report, folder, made, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5)
+        await _small_plans(report, folder, new_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5)
     await _pages(report, folder, table(2_000 if quick else 100_000), rounds=1 if quick else 3)
     report.notes.append(
         "One worker and the load have a core each. Two workers share both cores with the load, so that their rate is"
@@ -56,20 +56,20 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _small_plans(report: Report, folder: Path, made: Table, workers: int, rounds: int, seconds: float) -> None:
-    again = plan(made, small(made))
-    new = _new_plans(made)
+async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
+    plan_result = plan(table, small(table))
+    new = _new_plans(table)
     with ExitStack() as running:
         ours = running.enter_context(seamark(folder, CACHE, workers=workers))
-        await register(ours, made)
-        body = (await ours.call(again)).body
+        await register(ours, table)
+        body = (await ours.call(plan_result)).body
         theirs = running.enter_context(bare(folder, body, workers=workers))
         if workers == 1:
             running.enter_context(on_core(LOAD_CORE))
         targets = (ours, theirs)
 
         async def same(target: Target, clients: int, seconds: float = seconds) -> Sample:
-            return await drive(target, [repeat(again) for _ in range(clients)], seconds=seconds)
+            return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def changing(target: Target, clients: int, seconds: float = seconds) -> Sample:
             if target is theirs:  # which does not read them
@@ -107,37 +107,37 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def _new_plans(made: Table) -> Iterator[Request]:
+def _new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
-    return (plan(made, small(made, turn)) for turn in itertools.count(1))
+    return (plan(table, small(table, turn)) for turn in itertools.count(1))
 
 
-def _each(wanted: Iterator[Request]) -> Worker:
+def _each(requests: Iterator[Request]) -> Worker:
     """Yield the next request of an iterator that several workers share."""
     while True:  # `yield from` would close the shared iterator.
-        yield next(wanted)
+        yield next(requests)
 
 
-async def _pages(report: Report, folder: Path, made: Table, rounds: int) -> None:
+async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> None:
     """Measure the fetch of pages.
 
     The server runs in this process on its core; the client is a process on the other core.
     """
     with on_core(SERVER_CORE):
         async with seamark_here(folder, CACHE) as target:
-            await register(target, made)
-            await _client(target, made)  # loads the blocks
+            await register(target, table)
+            await _client(target, table)  # loads the blocks
             async with _watched() as idle:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
                 found, pauses = [], []
                 for _ in range(rounds):
                     async with _watched() as lag:
-                        found.append(await _client(target, made, *(["--gzip"] if coding == "gzip" else [])))
+                        found.append(await _client(target, table, *(["--gzip"] if coding == "gzip" else [])))
                     pauses.append(lag)
-                if any(one["files"] != made.files for one in found):
-                    raise LoadError(f"{made.files} files were asked for, {found[0]['files']} came")
-                _pages_rows(report, made, coding, found, pauses)
+                if any(item["files"] != table.files for item in found):
+                    raise LoadError(f"{table.files} files were asked for, {found[0]['files']} came")
+                _pages_rows(report, table, coding, found, pauses)
     report.notes.append(
         "Pauses are how late a timer of 1 ms fires on the server's loop; with nothing to do the longest was"
         f" {idle.late_ms:.1f} ms. What other processes take from the core counts; not so in the server's own part: the"
@@ -145,13 +145,13 @@ async def _pages(report: Report, folder: Path, made: Table, rounds: int) -> None
     )
 
 
-def _pages_rows(report: Report, made: Table, coding: str, found: list[dict[str, Any]], pauses: list[_Pause]) -> None:
-    case = f"{made.files:,} files in pages, {coding}"
+def _pages_rows(report: Report, table: Table, coding: str, found: list[dict[str, Any]], pauses: list[_Pause]) -> None:
+    case = f"{table.files:,} files in pages, {coding}"
     medians = {
-        "longest pause of the loop": statistics.median(one.late_ms for one in pauses),
-        "the server's own part of it": statistics.median(one.own_ms for one in pauses),
-        "whole plan": statistics.median(one["ms"] for one in found),
-        "slowest page": statistics.median(one["page_ms"] for one in found),
+        "longest pause of the loop": statistics.median(pause.late_ms for pause in pauses),
+        "the server's own part of it": statistics.median(pause.own_ms for pause in pauses),
+        "whole plan": statistics.median(item["ms"] for item in found),
+        "slowest page": statistics.median(item["page_ms"] for item in found),
     }
     for number, (measure, value) in enumerate(medians.items()):
         report.rows.append(
@@ -159,12 +159,12 @@ def _pages_rows(report: Report, made: Table, coding: str, found: list[dict[str, 
         )
     report.notes.append(
         f"{case}: {found[0]['pages']} pages, {found[0]['bytes'] / 1e6:.1f} MB; longest pause by round:"
-        f" {', '.join(f'{one.late_ms:.1f} (own {one.own_ms:.1f})' for one in pauses)} ms."
+        f" {', '.join(f'{pause.late_ms:.1f} (own {pause.own_ms:.1f})' for pause in pauses)} ms."
     )
 
 
-async def _client(target: Target, made: Table, *flags: str) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), path_of(made), *flags]
+async def _client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), path_of(table), *flags]
     with on_core(LOAD_CORE):
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
@@ -175,8 +175,8 @@ async def _client(target: Target, made: Table, *flags: str) -> dict[str, Any]:
             await child.wait()
     if child.returncode:
         raise LoadError(f"the client of pages ended with {child.returncode}")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    document: dict[str, Any] = json.loads(out)
+    return document
 
 
 @dataclass

@@ -30,10 +30,10 @@ A task, with its statistics, stays alive while the answer is consumed. The value
 
 
 def runtime_jar() -> Path:
-    found = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
-    if not found:
+    paths = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
+    if not paths:
         raise ServiceFailed("no Iceberg runtime below .cache/jars: run `make jars`")
-    return found[-1]
+    return paths[-1]
 
 
 def version() -> str:

@@ -71,27 +71,27 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _before_encoding(
-    report: Report, made: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
+    report: Report, table: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
-    column_id = _column_id(made)
-    days = [START_DAY + number for number in range(made.files // made.files_per_day)]
+    column_id = _column_id(table)
+    days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     took: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
     view = await ours.planner.view(ours.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
         """With as many slashes at its end, so that the prefix is new."""
-        found = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
-        return _answer(found, column, names=names)
+        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
+        return _answer(lookup_result, column, names=names)
 
     repeated: list[float] = []
 
     for number in range(rounds):
         day = days[number % len(days)]
         expected = facts(mine(day))
-        for again in range(OURS_A_ROUND):
-            day_again = days[(number + again) % len(days)]
-            asked = number * OURS_A_ROUND + again
+        for second_number in range(OURS_A_ROUND):
+            day_again = days[(number + second_number) % len(days)]
+            asked = number * OURS_A_ROUND + second_number
             took[OURS].append(_timed(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
             repeated.append(_timed(mine, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
@@ -110,16 +110,16 @@ async def _before_encoding(
     )
 
 
-async def _over_http(report: Report, made: Table, target: Target, before: Row, seconds: float) -> None:
+async def _over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
     """Beside the peers' figures in `before`, the row of the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
-    days = [START_DAY + number for number in range(made.files // made.files_per_day)]
-    wanted = [stats(made, COLUMN, f"day={day_text(day)}", fields) for day in days]
-    answer = await target.call(wanted[0])
+    days = [START_DAY + number for number in range(table.files // table.files_per_day)]
+    expected = [stats(table, COLUMN, f"day={day_text(day)}", fields) for day in days]
+    answer = await target.call(expected[0])
     rows = pa.ipc.open_stream(answer.body).read_all().num_rows
-    if rows != made.files_per_day:
-        raise PlansDiffer(f"over HTTP {rows} entries came, {made.files_per_day} match")
-    sample = await drive(target, [_for_ever(wanted)], seconds=seconds)
+    if rows != table.files_per_day:
+        raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
+    sample = await drive(target, [_for_ever(expected)], seconds=seconds)
     values = {**before.values, OURS: sample.quantile(0.5)}
     goal = None if before.goal is None else values[before.peer] / HTTP_GOAL
     report.rows.append(Row(before.case, "Arrow over HTTP, p50", "ms", values, peer=before.peer, goal=goal))
@@ -130,16 +130,16 @@ async def _over_http(report: Report, made: Table, target: Target, before: Row, s
     )
 
 
-def _for_ever(wanted: Sequence[Request]) -> Worker:
+def _for_ever(requests: Sequence[Request]) -> Worker:
     # This is a generator because a cycle cannot receive the answers.
-    yield from (one for one in itertools.cycle(wanted))
+    yield from (item for item in itertools.cycle(requests))
 
 
-def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
+def _answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return arrays of all statistics of the column in the files found."""
-    known = found.stats(column)
-    answer: dict[str, Any] = dict(zip(READ, known.read(READ), strict=True))
-    answer["file"] = found.texts("file_path") if names else found.entry_ids()
+    stats = found_files.stats(column)
+    answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
+    answer["file"] = found_files.texts("file_path") if names else found_files.entry_ids()
     return answer
 
 
@@ -149,8 +149,8 @@ def facts(answer: dict[str, Any]) -> Facts:
     return Facts(len(values), int(values.sum()), int(nulls.sum()))
 
 
-def _column_id(made: Table) -> int:
-    return next(column.id for column in columns(made.columns) if column.name == COLUMN)
+def _column_id(table: Table) -> int:
+    return next(column.id for column in columns(table.columns) if column.name == COLUMN)
 
 
 def _timed(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
@@ -163,7 +163,7 @@ def _best(took: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {min(times):.3g} ms" for name, times in took.items())
 
 
-def _avro(report: Report, made: Table, peer: Avro) -> None:
+def _avro(report: Report, table: Table, peer: Avro) -> None:
     """Add one lookup to the first row; the Avro reader reads the whole file."""
-    ms, _ = _timed(partial(peer.lookup, _column_id(made), names=True), START_DAY)
+    ms, _ = _timed(partial(peer.lookup, _column_id(table), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

@@ -74,20 +74,23 @@ class Peer(Protocol):
 
 def entries(of: Table) -> Iterator[Entries]:
     """Yield the entries of one column after another."""
-    drawn = list(statistics(of))
+    random_statistics = list(statistics(of))
     day, bucket, number, records = (
-        np.concatenate([getattr(one.batch, name) for one in drawn]) for name in ("day", "bucket", "number", "records")
+        np.concatenate([getattr(item.batch, name) for item in random_statistics])
+        for name in ("day", "bucket", "number", "records")
     )
     order = np.lexsort((number, bucket, day))
-    names = stacked([file_names(of, one.batch) for one in drawn])
+    names = stacked([file_names(of, item.batch) for item in random_statistics])
     for at, column in enumerate(columns(of.columns)):
-        found = [one.stats[at] for one in drawn]
-        nans = [one.nans for one in found if one.nans is not None]
-        present = [np.ones(len(one.nulls), np.bool_) if one.present is None else one.present for one in found]
+        results = [item.stats[at] for item in random_statistics]
+        nans = [result.nans for result in results if result.nans is not None]
+        present = [
+            np.ones(len(result.nulls), np.bool_) if result.present is None else result.present for result in results
+        ]
         stats = Stats(
-            taken(stacked([one.lower for one in found]), order),
-            taken(stacked([one.upper for one in found]), order),
-            np.concatenate([one.nulls for one in found])[order],
+            taken(stacked([result.lower for result in results]), order),
+            taken(stacked([result.upper for result in results]), order),
+            np.concatenate([result.nulls for result in results])[order],
             np.concatenate(nans)[order] if nans else None,
             np.concatenate(present)[order],
         )
@@ -109,16 +112,16 @@ def taken(part: Cells, order: Ints) -> Cells:
 def stores(of: Table) -> Path:
     """Return the folder with the three files, and make the files if they do not exist beside the table."""
     folder = of.folder.parent / f"{of.folder.name}-lookup"
-    wanted = {"format": FORMAT, "table": TABLE_FORMAT}
+    expected = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
-    if marker.exists() and json.loads(marker.read_text()) == wanted:
+    if marker.exists() and json.loads(marker.read_text()) == expected:
         return folder
     building = of.folder.parent / f".{of.folder.name}-lookup-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     try:
         building.mkdir(parents=True)
         _write(of, building)
-        (building / marker.name).write_text(json.dumps(wanted))
+        (building / marker.name).write_text(json.dumps(expected))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     finally:
@@ -131,8 +134,8 @@ def _write(of: Table, folder: Path) -> None:
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
         fastavro.writer(avro, _avro_schema(), [], sync_marker=SYNC)
-        for found in entries(of):
-            batch = _arrow(found)
+        for entry in entries(of):
+            batch = _arrow(entry)
             if writer is None:
                 # Uncompressed and without dictionaries of what hardly repeats: quickest to read.
                 writer = pq.ParquetWriter(
@@ -146,9 +149,9 @@ def _write(of: Table, folder: Path) -> None:
                 )
             writer.write_batch(batch, row_group_size=batch.num_rows)
             with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
-                cursor.putmulti(_pairs(found), append=True)
-            data, _ = encoded(_avro(found))
-            avro.write(varint_bytes(len(found.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
+                cursor.putmulti(_pairs(entry), append=True)
+            data, _ = encoded(_avro(entry))
+            avro.write(varint_bytes(len(entry.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
     if writer is not None:
         writer.close()
     environment.sync()
@@ -265,14 +268,14 @@ class Lmdb:
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         prefix = KEY.pack(column_id, day, 0, 0)[:6]
-        found = []
+        results = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor:
                     if key[:6] != prefix:
                         break
-                    found.append(value)
-        return found
+                    results.append(value)
+        return results
 
     def facts(self, answer: Any) -> Facts:
         counts = [struct.unpack_from("<qq", value) for value in answer]
@@ -291,10 +294,12 @@ class Avro:
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         with self._path.open("rb") as file:
             reader: Any = fastavro.reader(file)
-            return [one for one in reader if one["column_id"] == column_id and one["day"] == day]
+            return [item for item in reader if item["column_id"] == column_id and item["day"] == day]
 
     def facts(self, answer: Any) -> Facts:
-        return Facts(len(answer), sum(one["value_count"] for one in answer), sum(one["null_count"] for one in answer))
+        return Facts(
+            len(answer), sum(item["value_count"] for item in answer), sum(item["null_count"] for item in answer)
+        )
 
     def close(self) -> None:
         """Do nothing: no file is open between lookups."""

@@ -35,11 +35,11 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report = Report("planning_memory", "How many bytes a file?", peer="the deflated manifests on disk")
     spawn = multiprocessing.get_context("spawn")
     for files in (2_000,) if quick else sizes:
-        made = table(files)
+        new_table = table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            held = pool.submit(measure, made, folder / f"home-{files}").result()
-        on_disk = made.metadata_bytes / files
-        for what, size in (("blocks and views", held.accounted), ("growth of a fresh process", held.grown)):
+            result = pool.submit(measure, new_table, folder / f"home-{files}").result()
+        on_disk = new_table.metadata_bytes / files
+        for what, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
             values = {OURS: size / files, MANIFESTS: on_disk}
             goal = GOAL_BYTES if what == "blocks and views" or files >= 100_000 else None
             report.rows.append(Row(f"{files:,} files", what, "B/file", values, peer=MANIFESTS, goal=goal))
@@ -50,17 +50,17 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(made: Table, home: Path) -> Held:
+def measure(table: Table, home: Path) -> Held:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
-    return asyncio.run(_measure(made, home))
+    return asyncio.run(_measure(table, home))
 
 
-async def _measure(made: Table, home: Path) -> Held:
+async def _measure(table: Table, home: Path) -> Held:
     process = psutil.Process()
-    async with our_planner(home, made) as ours:
+    async with our_planner(home, table) as ours:
         gc.collect()
         before = process.memory_info().rss
-        scans = [(await ours.scan(wanted.expression(made)))[1] for wanted in FILTERS.values()]
+        scans = [(await ours.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()

@@ -32,8 +32,8 @@ class OurPlanner:
     async def scan(self, expression: Any) -> tuple[float, ScanPlan]:
         """Return (milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
         started = time.perf_counter()
-        wanted = TRUE if expression is True else parse_expression(expression)
-        scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=wanted))
+        expected = TRUE if expression is True else parse_expression(expression)
+        scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=expected))
         return (time.perf_counter() - started) * 1000, scan
 
     async def plan(self, expression: Any) -> Plan:

@@ -31,9 +31,9 @@ class PyIcebergPlanner:
 
     def plan(self, expression: Any) -> Plan:
         """Return one plan of a REST expression (JSON values; ISO literals)."""
-        wanted = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
+        expected = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
         started = time.perf_counter()
-        tasks = list(self._table.scan(row_filter=wanted).plan_files())
+        tasks = list(self._table.scan(row_filter=expected).plan_files())
         took = (time.perf_counter() - started) * 1000
         files = [task.file for task in tasks]
         size = sum(file.file_size_in_bytes for file in files)

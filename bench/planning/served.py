@@ -47,9 +47,9 @@ def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> R
     """Return a prefix lookup, answered as an Arrow IPC stream."""
     at = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
-    asked = request("GET", f"{at}?{query}", label="stats")
+    response = request("GET", f"{at}?{query}", label="stats")
     accept = b"Accept: application/vnd.apache.arrow.stream"
-    return dataclasses.replace(asked, raw=asked.raw.replace(b"Accept: application/json", accept))
+    return dataclasses.replace(response, raw=response.raw.replace(b"Accept: application/json", accept))
 
 
 @contextmanager

@@ -99,12 +99,12 @@ def table(
     if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
         name += f"-{manifest_entries}-level{deflate_level}"
     folder = cache.resolve() / name
-    wanted = {"format": FORMAT, "folder": str(folder)}
+    expected = {"format": FORMAT, "folder": str(folder)}
     marker = folder / "made.json"
     if marker.exists():
-        made = json.loads(marker.read_text())
-        if {key: made.get(key) for key in wanted} == wanted:
-            return Table(folder, files, column_count, files_per_day, made["metadata_bytes"], manifest_entries)
+        document = json.loads(marker.read_text())
+        if {key: document.get(key) for key in expected} == expected:
+            return Table(folder, files, column_count, files_per_day, document["metadata_bytes"], manifest_entries)
     building = cache.resolve() / f".{name}-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -113,7 +113,7 @@ def table(
             str(building), f"file://{folder}", files, column_count, files_per_day, manifest_entries, deflate_level
         )
         written = _write(plan, workers, progress)
-        marker_text = json.dumps({**wanted, "metadata_bytes": written})
+        marker_text = json.dumps({**expected, "metadata_bytes": written})
         (building / marker.name).write_text(marker_text)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
@@ -187,8 +187,8 @@ def _drawn(plan: _Plan, first: int) -> Drawn:
 def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
     """Write all files of the table; return the bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
-    for made in _batches(plan, workers):
-        manifests += made
+    for batch in _batches(plan, workers):
+        manifests += batch
         progress(len(manifests), plan.manifests)
     head = {
         "format-version": "2",
@@ -226,7 +226,7 @@ def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     data, lengths = encoded(_entries(plan, drawn))
     ends = np.concatenate([[0], np.cumsum(lengths)])
     header = _header(drawn.columns)
-    made = []
+    results = []
     for manifest in range(first, last):
         at = (manifest - first) * plan.manifest_entries
         rows = slice(at, min(at + plan.manifest_entries, batch.rows))
@@ -236,7 +236,7 @@ def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
         content = header + b"".join(_blocks(entries, places - places[0], plan.deflate_level))
         (Path(plan.building) / "metadata" / name).write_bytes(content)
         days, buckets = batch.day[rows], batch.bucket[rows]
-        made.append(
+        results.append(
             layout.manifest_file(
                 manifest,
                 f"{plan.location}/metadata/{name}",
@@ -247,7 +247,7 @@ def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
                 (int(buckets.min()), int(buckets.max())),
             )
         )
-    return made
+    return results
 
 
 def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
@@ -346,13 +346,13 @@ def _counts(of: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
     parts = [constant(b"\x02" + varint_bytes(len(of)), rows)]
-    for column, counted in zip(of, values, strict=True):
-        parts += [constant(varint_bytes(column.id), rows), varint(counted)]
+    for column, value in zip(of, values, strict=True):
+        parts += [constant(varint_bytes(column.id), rows), varint(value)]
     return [*parts, constant(b"\x00", rows)]
 
 
 def _with_nans(of: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
-    floats = [(column, found.nans) for column, found in zip(of, stats, strict=True) if found.nans is not None]
+    floats = [(column, stat.nans) for column, stat in zip(of, stats, strict=True) if stat.nans is not None]
     return tuple(column for column, _ in floats), [nans for _, nans in floats]
 
 
@@ -360,12 +360,12 @@ def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> 
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
     absent = sum(
-        ((~found.present).astype(np.int64) for found in stats if found.present is not None), np.zeros(rows, np.int64)
+        ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
     )
     parts = [constant(b"\x02", rows), varint(len(of) - absent)]
-    for column, found, bound in zip(of, stats, values, strict=True):
+    for column, stat, bound in zip(of, stats, values, strict=True):
         pair = joined(constant(varint_bytes(column.id), rows), prefixed(bound))
-        parts.append(pair if found.present is None else only(pair, found.present))
+        parts.append(pair if stat.present is None else only(pair, stat.present))
     return [*parts, constant(b"\x00", rows)]
 
 
@@ -387,9 +387,9 @@ def main() -> None:
     chosen = parser.parse_args()
     for files in chosen.files:
         started = time.perf_counter()
-        made = table(files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache)
+        new_table = table(files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache)
         took = time.perf_counter() - started
-        print(f"{made.folder}: {files:,} files, {made.metadata_bytes / files:.0f} B an entry, {took:.1f} s")
+        print(f"{new_table.folder}: {files:,} files, {new_table.metadata_bytes / files:.0f} B an entry, {took:.1f} s")
 
 
 if __name__ == "__main__":

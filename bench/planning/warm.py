@@ -35,22 +35,22 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report.bounds = {"memory of this machine, one core": memory.text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
-        made = table(files)
-        async with our_planner(folder / f"home-{files}", made) as ours:
-            with java_planner(made.metadata_location, files, folder / "java.log") as java:
+        new_table = table(files)
+        async with our_planner(folder / f"home-{files}", new_table) as ours:
+            with java_planner(new_table.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
-                for wanted in FILTERS.values():
-                    found = await _filter(report, made, wanted, ours, java, turns)
-                    if wanted.name == ORDERED:
-                        ordered[files] = found
+                for expected in FILTERS.values():
+                    actual_filter = await _filter(report, new_table, expected, ours, java, turns)
+                    if expected.name == ORDERED:
+                        ordered[files] = actual_filter
             if files <= 100_000:
-                _pyiceberg(report, made)
+                _pyiceberg(report, new_table)
             if quick or files >= 100_000:  # fewer fit into the caches of the core
-                await _against_memory(report, made, ours, memory)
+                await _against_memory(report, new_table, ours, memory)
     _growth(report, ordered)
-    report.notes += [f"{one.name}: {one.about}." for one in FILTERS.values()]
+    report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
         f"Java {java_peer.version()} and PyIceberg {pyiceberg_peer.version()} decode the manifests for every plan, from"
         " the page cache, on both cores; the files kept are the same by every planner, or this bench fails."
@@ -59,66 +59,66 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 async def _filter(
-    report: Report, made: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
+    report: Report, table: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
-    first = await ours.plan(wanted.expression(made))  # summaries of the column are put together here
+    first = await ours.plan(wanted.expression(table))  # summaries of the column are put together here
     mine, theirs = [], []
     for turn in range(1, turns + 1):
-        plan = java.plan(wanted.expression(made, turn))
+        plan = java.plan(wanted.expression(table, turn))
         theirs.append(plan.ms)
-        plan.check_same(await ours.plan(wanted.expression(made, turn)), wanted.name)
-        for again in range(OURS_A_TURN):
-            took, _ = await ours.scan(wanted.expression(made, 100 + turn * OURS_A_TURN + again))
+        plan.check_same(await ours.plan(wanted.expression(table, turn)), wanted.name)
+        for number in range(OURS_A_TURN):
+            took, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
             mine.append(took)
-    found = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
+    results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
     goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
-    report.rows.append(Row(_case(made, wanted.name), "plan", "ms", found, peer=JAVA, goal=goals.get(made.files)))
+    report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
     report.notes.append(
-        f"{_case(made, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"
+        f"{_case(table, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"
         f" columns {first.ms:.1f} ms."
     )
-    return found
+    return results
 
 
-def _case(made: Table, name: str) -> str:
-    return f"{made.files:,} files, {name}"
+def _case(table: Table, name: str) -> str:
+    return f"{table.files:,} files, {name}"
 
 
 def _p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def _pyiceberg(report: Report, made: Table) -> None:
+def _pyiceberg(report: Report, table: Table) -> None:
     """Add one plan of the first range to its row.
 
     PyIceberg takes seconds for a plan, and its time hardly differs by filter.
     """
     name = RANGES[0]
-    plan = PyIcebergPlanner(made.metadata_location).plan(FILTERS[name].expression(made))
-    row = next(row for row in report.rows if row.case == _case(made, name))
+    plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].expression(table))
+    row = next(row for row in report.rows if row.case == _case(table, name))
     row.values[PYICEBERG] = plan.ms
 
 
-async def _against_memory(report: Report, made: Table, ours: OurPlanner, memory: Bandwidth) -> None:
+async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
     """How far comparing bounds is from reading them: the kernels' time over what their bytes take to arrive."""
     schema = ours.metadata.current_schema
     for name in RANGES:
-        wanted = FILTERS[name]
+        expected = FILTERS[name]
         spent = []
         for turn in range(OURS_A_TURN):
-            _, scan = await ours.scan(wanted.expression(made, 5000 + turn))
+            _, scan = await ours.scan(expected.expression(table, 5000 + turn))
             spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
-        touched = made.files * BYTE_OF_MASK
-        for column_name, side in wanted.columns:
+        touched = table.files * BYTE_OF_MASK
+        for column_name, side in expected.columns:
             column = schema.column(schema.index.by_name[column_name])
             assert column is not None
             assert isinstance(column.type, str)
             stats = scan.view.stats(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
-                touched += packed.width * made.files // len(scan.view.blocks)
+                touched += packed.width * table.files // len(scan.view.blocks)
         took, floor = statistics.median(spent), memory.floor_ms(touched)
-        report.bounds[f"{_case(made, name)}: {touched / 1e6:.1f} MB of bounds"] = (
+        report.bounds[f"{_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
             f"{floor:.3f} ms at that speed; the scan took {took:.3f} ms, {took / floor:.1f} times as long"
         )
 

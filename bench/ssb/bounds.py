@@ -35,9 +35,9 @@ def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
 
 def files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
     """Return for each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
-    found = {}
+    results = {}
     with closing(open_facts(paths, data)) as db:
         for query, sql in QUERIES.items():
             rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
-            (found[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
-    return found
+            (results[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
+    return results

@@ -87,9 +87,9 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
 def _tpch(scale: float, folder: Path) -> None:
     program = Path(sys.executable).parent / "tpchgen-cli"
     argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", ",".join(SOURCES), "-o", str(folder), "--quiet"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {done.stderr.strip()}")
+    completed = subprocess.run(argv, capture_output=True, text=True)
+    if completed.returncode:
+        raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {completed.stderr.strip()}")
 
 
 def _define(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:

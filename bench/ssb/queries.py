@@ -119,12 +119,12 @@ class Oracle:
     def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
         """Return empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
         right = self._answer(sql)
-        got = sorted(map(_comparable, answer))
-        if got == right:
+        actual = sorted(map(_comparable, answer))
+        if actual == right:
             return ""
-        wrong = [row for row in got if row not in right][:3]
-        missing = [row for row in right if row not in got][:3]
-        return f"{len(got)} rows, {len(right)} expected; not right: {wrong}; missing: {missing}"
+        wrong = [row for row in actual if row not in right][:3]
+        missing = [row for row in right if row not in actual][:3]
+        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong}; missing: {missing}"
 
 
 def _comparable(row: Sequence[object]) -> tuple[str, ...]:

@@ -162,9 +162,9 @@ async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> di
 
 def describe_layers(functions: Sequence[Function]) -> str:
     """Return the numbers of files and functions of each layer."""
-    layers = [(layer, [each for each in functions if each.layer == layer]) for layer in LAYERS]
+    layers = [(layer, [function for function in functions if function.layer == layer]) for layer in LAYERS]
     return "; ".join(
-        f"{layer}: {len({each.path for each in within})} files, {len(within)} functions" for layer, within in layers
+        f"{layer}: {len({item.path for item in within})} files, {len(within)} functions" for layer, within in layers
     )
 
 
@@ -187,11 +187,11 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
             for number in range(4):
                 rows = pa.table({"id": [number], "city": [f"city {number}"]}, SCHEMA)
                 await asyncio.to_thread(append, client, "db.t", rows)
-            counted = await count_functions(server, proxy, recorder)
+            counted_count_functions = await count_functions(server, proxy, recorder)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type] # the documentation allows it
-    for title, functions in counted.items():
+    for title, functions in counted_count_functions.items():
         files_goal, functions_goal = GOALS[title]
         files = len({function.path for function in functions})
         inner = sum(function.name.endswith(COMPREHENSIONS) for function in functions)
@@ -201,7 +201,11 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
         if title in (PLAN, COMMIT):
             report.notes.append(f"{title}, by layer: {describe_layers(functions)}.")
         if lists:
-            print(f"\n{title}", *(f"  {each.path}:{each.line} {each.name}" for each in functions), sep="\n")
+            print(
+                f"\n{title}",
+                *(f"  {function.path}:{function.line} {function.name}" for function in functions),
+                sep="\n",
+            )
     return report
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
     """Print the ratios of all cases whose name has one of `names` in it."""
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
-    made = tables.table(PLANNED_FILES)
+    table = tables.table(PLANNED_FILES)
     with ExitStack() as running:
         here = running.enter_context(_server("here", folder, Path.cwd()))
         there = running.enter_context(_server("there", folder, checkout))
@@ -64,8 +64,8 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await load_table.register_history(target)
-            await register(target, made)
-        cases = {name: piece for name, piece in _cases(made).items() if not names or any(n in name for n in names)}
+            await register(target, table)
+        cases = {name: piece for name, piece in _cases(table).items() if not names or any(n in name for n in names)}
         for piece in cases.values():
             for target in pair:
                 await piece(target)
@@ -116,8 +116,8 @@ def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
         server.terminate()
 
 
-def _cases(made: tables.Table) -> dict[str, Slice]:
-    filters = (plan(made, small(made, turn)) for turn in itertools.count(1))
+def _cases(table: tables.Table) -> dict[str, Slice]:
+    filters = (plan(table, small(table, turn)) for turn in itertools.count(1))
     path = bodies.table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
@@ -129,7 +129,7 @@ def _cases(made: tables.Table) -> dict[str, Slice]:
     }
     cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
     cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
-    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(made, small(made))))
+    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, small(table))))
     cases["plan, a new filter"] = partial(_drive, worker=lambda: _each(filters))
     return cases
 

@@ -76,8 +76,8 @@ class Client:
     def query(self, query_id: str) -> dict[str, Any]:
         """Return all that the coordinator reports of it."""
         path = f"{self._coordinator}/v1/query/{query_id}"
-        found: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
-        return found
+        document: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
+        return document
 
     def _files_of(self, schema: str, table: str) -> int:
         """As the coordinator counts them, of a plan table, too; outside of what is timed."""
@@ -89,26 +89,26 @@ class Client:
     def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, told: str) -> Answer:
         query = self.query(query_id)
         stats = query["queryStats"]
-        (facts,) = (one for one in query["inputs"] if one["table"].partition("~")[0] == FACT)
+        (facts,) = (item for item in query["inputs"] if item["table"].partition("~")[0] == FACT)
         scans = [
-            one
-            for one in stats["operatorSummaries"]
-            if str(one["stageId"]) == facts["fragmentId"] and "Scan" in one["operatorType"]
+            item
+            for item in stats["operatorSummaries"]
+            if str(item["stageId"]) == facts["fragmentId"] and "Scan" in item["operatorType"]
         ]
         return Answer(
             rows,
             wall_ms,
             _milliseconds(stats["planningTime"]),
             self._files_of(facts["schema"], facts["table"]),
-            sum(one["totalDrivers"] for one in scans),
-            sum(float(one["physicalInputDataSize"].removesuffix("B")) for one in scans) / 1000,
+            sum(scan["totalDrivers"] for scan in scans),
+            sum(float(scan["physicalInputDataSize"].removesuffix("B")) for scan in scans) / 1000,
             told,
         )
 
 
 def _milliseconds(text: str) -> float:
     """Return the milliseconds of a duration as Trino writes it, such as `343.47ms`."""
-    found = _AMOUNT.fullmatch(text)
-    if found is None:
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is no duration")
-    return float(found[1]) * _MS[found[2]]
+    return float(match[1]) * _MS[match[2]]

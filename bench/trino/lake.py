@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def told(self) -> str:
-        files = next(one for one in LAYOUTS if one.name == (self.of or self.name))
+        files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
         return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
 
 
@@ -87,16 +87,16 @@ def lake(
 ) -> Iterator[tuple[Seamark, Path]]:
     """A server with these layouts, and the folder of the Parquet files that they were made from."""
     data = generate(CACHE / "ssb", scale)
-    some = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(one.name for one in layouts)
+    some = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
     folder = LAKES.resolve() / f"sf{scale:g}-{files}{some}"
     marker = folder / "made.json"
-    wanted = {"format": FORMAT, "folder": str(folder)}
-    if not marker.exists() or json.loads(marker.read_text()) != wanted:
+    expected = {"format": FORMAT, "folder": str(folder)}
+    if not marker.exists() or json.loads(marker.read_text()) != expected:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with _server(folder / "home", folder) as server:
             _make(server, scratch, data, files, layouts)
-        marker.write_text(json.dumps(wanted))
+        marker.write_text(json.dumps(expected))
     shutil.copytree(folder / "home", scratch / "home")
     try:
         with _server(scratch / "home", folder) as server:

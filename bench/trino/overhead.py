@@ -67,7 +67,7 @@ async def _compared(report: Report, case: str, sql: str, targets: Sequence[Targe
     """Alone and adapted, the order turned round each time."""
     ours = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    found: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
     posted, cpu_s = statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
@@ -75,19 +75,19 @@ async def _compared(report: Report, case: str, sql: str, targets: Sequence[Targe
             one = await follow(connections[target.name], posted)
             if number >= 0:
                 cpu_s += ours.cpu_s() - before_s
-                found[target.name].append(one)
+                results[target.name].append(one)
     for connection in connections.values():
         connection.close()
     for share in (0.5, 0.9, 0.99):
-        values = {name: _quantile([one.ms for one in some], share) for name, some in found.items()}
+        values = {name: _quantile([item.ms for item in result], share) for name, result in results.items()}
         goal = max(GOAL_SHARE * values[TRINO], values[TRINO] + GOAL_MS) if share == 0.5 else None
         report.rows.append(Row(case, f"p{share * 100:g}", "ms", values, peer=TRINO, goal=goal))
-    pairs = zip(found[OURS], found[TRINO], strict=True)
+    pairs = zip(results[OURS], results[TRINO], strict=True)
     report.rows.append(Row(case, "more, median", "ms", {OURS: statistics.median(a.ms - b.ms for a, b in pairs)}))
-    requests = {name: statistics.mean(one.requests for one in some) for name, some in found.items()}
+    requests = {name: statistics.mean(item.requests for item in result) for name, result in results.items()}
     report.rows.append(Row(case, "requests", "", requests, peer=TRINO))
     report.rows.append(Row(case, "adapter's CPU", "ms", {OURS: 1000 * cpu_s / runs}, peer=TRINO))
-    report.notes.append(f"{case}: {found[OURS][-1].plan.partition('; ms=')[0]}.")
+    report.notes.append(f"{case}: {results[OURS][-1].plan.partition('; ms=')[0]}.")
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -110,7 +110,7 @@ async def _crowd(report: Report, targets: Sequence[Target], clients: int) -> Non
         if failures:
             report.notes.append(f"{case}: {target.name} failed {len(failures)}, such as {failures[0]}")
     for measure, unit in (("p50", "ms"), ("p99", "ms"), ("failed", "")):
-        row = {name: found[measure] for name, found in values.items()}
+        row = {name: value[measure] for name, value in values.items()}
         report.rows.append(Row(case, measure, unit, row, peer=TRINO, goal=0.0 if measure == "failed" else None))
     report.rows.append(Row(case, "adapter's memory, before", "MB", {OURS: before_mb}))
     report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: ours.rss_mb()}))
@@ -191,9 +191,9 @@ async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> 
         for _ in range(runs // 10):
             await follow(connection, posted)
         before_s = target.cpu_s()
-        found = [await follow(connection, posted) for _ in range(runs)]
-        requests = sum(one.requests for one in found)
-        values[target.name] = 1000 * sum(one.ms for one in found) / requests
+        results = [await follow(connection, posted) for _ in range(runs)]
+        requests = sum(result.requests for result in results)
+        values[target.name] = 1000 * sum(result.ms for result in results) / requests
         cpu_us = 1e6 * (target.cpu_s() - before_s) / requests
         connection.close()
     report.rows.append(Row(case, "a request", "µs", values, peer=targets[0].name))
@@ -204,12 +204,12 @@ async def _streamed(report: Report, targets: Sequence[Target], pages: int, page_
     case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
     rates: dict[str, float] = {}
     for target in targets:
-        async with _peak_mb(target) as told:
+        async with _peak_mb(target) as peak_mb:
             seconds, size = await _drained(target, f"{pages} {page_bytes}")
         if size < pages * page_bytes:
             raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
         rates[target.name] = size / seconds / 1e6
-        more_mb = told()
+        more_mb = peak_mb()
     report.rows.append(Row(case, "through", "MB/s", rates, lower_is_better=False, peer=targets[0].name))
     report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
 
@@ -219,9 +219,9 @@ async def _drained(target: Target, sql: str) -> tuple[float, int]:
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
-    asked = statement(sql).raw
-    while asked:
-        writer.write(asked)
+    raw = statement(sql).raw
+    while raw:
+        writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         first, last = b"", b""
         async for chunk in _chunks(reader, head):
@@ -229,7 +229,7 @@ async def _drained(target: Target, sql: str) -> tuple[float, int]:
             last = (last + chunk)[-8:]
             size += len(chunk)
         at = first.find(b"/v1/statement/executing/")
-        asked = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[at : first.index(b'"', at)] if at >= 0 else b""
+        raw = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[at : first.index(b'"', at)] if at >= 0 else b""
     writer.close()
     return loop.time() - started_s, size
 

@@ -54,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _found(report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    found: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
     for turn, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
@@ -64,33 +64,35 @@ async def _found(report: Report, case: str, column: str, files: int, targets: Se
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
             if turn >= WARM:
-                found[target.name].append(one)
+                results[target.name].append(one)
     for connection in connections.values():
         connection.close()
-    values = {name: statistics.median(one.ms for one in some) for name, some in found.items()}
+    values = {name: statistics.median(item.ms for item in result) for name, result in results.items()}
     goal = values[TRINO] / GOAL if column != ORDERED else None
     report.rows.append(Row(case, "a statement", "ms", values, peer=TRINO, goal=goal))
-    left = [one.plan for one in found[OURS] if not one.plan.startswith("rewritten")]
-    if left:
-        report.notes.append(f"{case}: {len(left)} of {keys} were not rewritten, such as: {left[0]}")
+    plans = [result.plan for result in results[OURS] if not result.plan.startswith("rewritten")]
+    if plans:
+        report.notes.append(f"{case}: {len(plans)} of {keys} were not rewritten, such as: {plans[0]}")
 
 
 async def _least(trino: Target, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
-    found = [await follow(connection, statement(sql)) for sql in sqls]
+    results = [await follow(connection, statement(sql)) for sql in sqls]
     connection.close()
-    return statistics.median(one.ms for one in found[WARM:])
+    return statistics.median(result.ms for result in results[WARM:])
 
 
 async def _planned(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
     # Of other keys than any statement's: every other number from the end.
-    asked = [{"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * one, files)}"} for one in range(plans)]
+    queries = [
+        {"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * number, files)}"} for number in range(plans)
+    ]
     for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
         before_s = target.cpu_s()
-        took = [await _timed(connection, path, body) for body in asked]
+        took = [await _timed(connection, path, body) for body in queries]
         cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
         report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(took)}, goal=goal))
         report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(took)[int(0.9 * plans)]}))

@@ -52,7 +52,11 @@ def key_of(column: str, number: int, files: int) -> int:
 def rows_of(file: int, files: int) -> pa.RecordBatch:
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _STEPS.items()}
-    rest = [[f"CITY OF {one % 250:03d}" for one in numbers], numbers / 100, [f"Note about {one}" for one in numbers]]
+    rest = [
+        [f"CITY OF {number % 250:03d}" for number in numbers],
+        numbers / 100,
+        [f"Note about {number}" for number in numbers],
+    ]
     schema = pa.schema([pa.field(name, _ARROW[kind]) for name, kind in _FIELDS.items()])
     return pa.RecordBatch.from_arrays([*columns.values(), pa.array(numbers), *map(pa.array, rest)], schema=schema)
 
@@ -96,4 +100,6 @@ def _create(client: IndexClient, table: str) -> None:
 
 
 def _write(target: WriteTarget, files: int, start: int) -> WrittenFiles:
-    return write_batches(target, (rows_of(one, files) for one in range(start, min(start + FILES_A_COMMIT, files))))
+    return write_batches(
+        target, (rows_of(number, files) for number in range(start, min(start + FILES_A_COMMIT, files)))
+    )

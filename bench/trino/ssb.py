@@ -55,12 +55,12 @@ class Case:
     taken: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
     def median(self, who: str, what: str) -> float:
-        return statistics.median(getattr(one, what) for one in self.taken[who])
+        return statistics.median(getattr(item, what) for item in self.taken[who])
 
     @property
     def files(self) -> int:
         """That Trino was given by way of the proxy; of several rounds the most."""
-        return max(one.files for one in self.taken[OURS])
+        return max(item.files for item in self.taken[OURS])
 
     @property
     def over_bound(self) -> float:
@@ -99,7 +99,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     scale, files = LARGE
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
-    layouts = [one for one in LAYOUTS if one.name == CLUSTERED]
+    layouts = [item for item in LAYOUTS if item.name == CLUSTERED]
     report = _asked("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
     report.notes.append(
         f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
@@ -122,21 +122,21 @@ def _asked(
             name: opened.enter_context(closing(Client(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {one.name: bounds_of(client, one, data) for one in layouts if one.of is None}
+        bounds = {layout.name: bounds_of(client, layout, data) for layout in layouts if layout.of is None}
         cases = []
-        for layout in (one for one in layouts if one.of is None):
-            same = [one for one in layouts if layout.name in (one.name, one.of)]
+        for layout in (layout for layout in layouts if layout.of is None):
+            same = [item for item in layouts if layout.name in (item.name, item.of)]
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
-                        cases += [Case(one, query, total, bound) for one in same]
-                    mine = [one for one in cases if one.query == query and one.layout in same]
+                        cases += [Case(item, query, total, bound) for item in same]
+                    mine = [case for case in cases if case.query == query and case.layout in same]
                     _ask_in_turns(mine, sql, asked, oracle, backwards=number % 2 == 1, counted=number >= 0)
-            doubtful = [one for one in cases if one.layout in same and one.slower_ms > 0]
+            doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
-                for query in dict.fromkeys(one.query for one in doubtful):
-                    mine = [one for one in doubtful if one.query == query]
+                for query in dict.fromkeys(item.query for item in doubtful):
+                    mine = [item for item in doubtful if item.query == query]
                     _ask_in_turns(mine, QUERIES[query], asked, oracle, backwards=number % 2 == 1, counted=True)
     return _report(bench, layouts, cases, scale, rounds)
 
@@ -148,17 +148,17 @@ def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, d
 
 
 def _ask_in_turns(
-    cases: Sequence[Case], sql: str, asked: Mapping[str, Client], oracle: Oracle, *, backwards: bool, counted: bool
+    cases: Sequence[Case], sql: str, clients: Mapping[str, Client], oracle: Oracle, *, backwards: bool, counted: bool
 ) -> None:
     """Direct once, as all of these cases have the same files, and each case by the proxy."""
-    turns = [(DIRECT, cases[0]), *((OURS, one) for one in cases)]
+    turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
     for who, case in reversed(turns) if backwards else turns:
-        answer = asked[who].ask(sql, case.layout.name)
+        answer = clients[who].ask(sql, case.layout.name)
         if difference := oracle.difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.told}, {who}: {difference}")
-        for one in (case,) if who == OURS else cases:
+        for item in (case,) if who == OURS else cases:
             if counted:
-                one.taken[who].append(answer)
+                item.taken[who].append(answer)
 
 
 # The report
@@ -170,7 +170,7 @@ def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale:
         "How near do SSB's queries come to reading only the files that they need, and what is it worth to Trino?",
         peer="the same Trino without the proxy; of files the bound",
     )
-    by_layout = {one.name: [case for case in cases if case.layout == one] for one in layouts}
+    by_layout = {layout.name: [case for case in cases if case.layout == layout] for layout in layouts}
     for layout in layouts:
         report.rows += _summary(layout, by_layout[layout.name])
     for case in cases:
@@ -196,14 +196,16 @@ def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
     return [
         Row(layout.told, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
-        Row(layout.told, "files over the bound, mean", "×", {OURS: mean([one.over_bound for one in cases])}),
-        Row(layout.told, "fewer files, mean", "×", {OURS: mean([one.fewer for one in cases])}, lower_is_better=False),
-        Row(layout.told, "less read, mean", "×", {OURS: mean([one.less_read for one in cases])}, lower_is_better=False),
+        Row(layout.told, "files over the bound, mean", "×", {OURS: mean([case.over_bound for case in cases])}),
+        Row(layout.told, "fewer files, mean", "×", {OURS: mean([case.fewer for case in cases])}, lower_is_better=False),
+        Row(
+            layout.told, "less read, mean", "×", {OURS: mean([case.less_read for case in cases])}, lower_is_better=False
+        ),
         Row(
             layout.told,
             "faster, mean",
             "×",
-            {OURS: mean([one.faster for one in cases])},
+            {OURS: mean([case.faster for case in cases])},
             lower_is_better=False,
             goal=wall_goal,
         ),
@@ -213,7 +215,7 @@ def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
 
 def mean(ratios: Sequence[float]) -> float:
     """Geometric."""
-    return exp(statistics.fmean(log(one) for one in ratios))
+    return exp(statistics.fmean(log(ratio) for ratio in ratios))
 
 
 def _rows(case: Case) -> list[Row]:
@@ -231,9 +233,9 @@ def _rows(case: Case) -> list[Row]:
 
 def _left_alone(cases: Sequence[Case]) -> list[str]:
     """Return which queries Trino received unchanged, and what the proxy reported of them."""
-    told: dict[tuple[str, str], list[str]] = {}
+    document: dict[tuple[str, str], list[str]] = {}
     for case in cases:
-        why = next((one.told for one in case.taken[OURS] if not one.told.startswith("rewritten")), None)
+        why = next((item.told for item in case.taken[OURS] if not item.told.startswith("rewritten")), None)
         if why is not None:
-            told.setdefault((case.layout.told, why), []).append(case.query)
-    return [f"As it came, {layout}: {', '.join(which)} ({why})" for (layout, why), which in told.items()]
+            document.setdefault((case.layout.told, why), []).append(case.query)
+    return [f"As it came, {layout}: {', '.join(which)} ({why})" for (layout, why), which in document.items()]

@@ -25,12 +25,12 @@ REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
 def measure(
-    report: Report, made: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
+    report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
-    table = made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
-    writer, drawn = PythonWriter("aged", table, strategy=strategy), Batches(rows, made.folder)
-    read = {"before": _read(made.spark, name, rounds)}
+    table = lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
+    writer, drawn = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
+    read = {"before": _read(lake.spark, name, rounds)}
     took = []
     for _ in range(batches):
         batch = drawn.next()
@@ -38,11 +38,11 @@ def measure(
         writer.upsert(batch)
         took.append(time.perf_counter() - started)
         batch.path.unlink()
-    read["after"] = _read(made.spark, name, rounds)
-    made.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
-    read["rewritten"] = _read(made.spark, name, rounds)
-    if (found := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
-        raise AnswersDiffer(f"the aged table has {found} rows by version, the batches make {expected}")
+    read["after"] = _read(lake.spark, name, rounds)
+    lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
+    read["rewritten"] = _read(lake.spark, name, rounds)
+    if (versions := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
+        raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
     by = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)
     last, first = statistics.median(took[-part:]), statistics.median(took[:part])

@@ -37,10 +37,10 @@ GROUPING = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quan
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
     rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
-    with lake(folder, bases) as made, configured(made.spark, NO_BROADCAST):
-        spark = made.spark
+    with lake(folder, bases) as new_lake, configured(new_lake.spark, NO_BROADCAST):
+        spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
-            made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
+            new_lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
         left, right, flat = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
         _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat}, equals)
         for case, query in (
@@ -61,16 +61,16 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
     took: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
     for turn, key in enumerate(keys_of(numbers).to_pylist()):
-        found = set()
+        results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
             seconds, answer = _timed(frame)
-            found.add(len(answer))
+            results.add(len(answer))
             if turn:
                 took[name].append(seconds)
                 files[name].append(_files(frame))
-        if found != {1}:
-            raise AnswersDiffer(f"{key} has {found} rows")
+        if results != {1}:
+            raise AnswersDiffer(f"{key} has {results} rows")
     for measure, unit, each in (("time", "s", took), ("files read", "", files)):
         values = {name: float(statistics.median(one)) for name, one in each.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
@@ -92,7 +92,7 @@ def _compared(report: Report, spark: SparkSession, case: str, query: str, rounds
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
     seconds_of = {name: statistics.median(one) for name, one in took.items()}
-    counted = {name: float(one) for name, one in exchanges.items()}
+    counted = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
         Row(case, "time", "s", seconds_of, peer=EXCHANGED),
         Row(case, "exchanges of rows", "", counted, peer=EXCHANGED),
@@ -101,8 +101,8 @@ def _compared(report: Report, spark: SparkSession, case: str, query: str, rounds
 
 def _timed(frame: DataFrame) -> tuple[float, Sequence[Any]]:
     started = time.perf_counter()
-    found = frame.collect()
-    return time.perf_counter() - started, found
+    result = frame.collect()
+    return time.perf_counter() - started, result
 
 
 def _exchanges(frame: DataFrame) -> int:

@@ -96,13 +96,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
             jobs, stored = _prepared(client, kind, name, writers, times + 1)
-            found = _at_once(pool, manager, jobs)
-            committed = sum(one.committed for one in found)
-            _check(client, name, stored + (0 if kind == UPSERTS else sum(one.rows for one in found)))
-            rates[kind] = committed / (max(one.ended for one in found) - min(one.began for one in found))
-            failed[kind] = 100 * sum(one.failed for one in found) / (writers * times)
+            result = _at_once(pool, manager, jobs)
+            committed = sum(item.committed for item in result)
+            _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
+            rates[kind] = committed / (max(item.ended for item in result) - min(item.began for item in result))
+            failed[kind] = 100 * sum(item.failed for item in result) / (writers * times)
             if kind == UPSERTS:
-                attempts = sum(one.attempts for one in found) / max(1, committed)
+                attempts = sum(item.attempts for item in result) / max(1, committed)
     case = f"{writers} writers × {times} commits"
     for ours, label in ((UPSERTS, "upserts"), (APPENDS, "appends"), (REBASED, "PyIceberg's appends, rebased")):
         beside = {OURS: rates[ours], RETRYING: rates[RETRYING]}
@@ -132,7 +132,7 @@ def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: in
     if kind != UPSERTS:  # PyIceberg writes no version 3
         create(client, name, 0, {**properties, "format-version": "2"})
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
-        return _jobs(kind, client.url, name, [[rows_of(one, 1) for one in part] for part in numbers]), 0
+        return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
     create(client, name, BUCKETS, properties)
     stored = np.arange(STORED)
     append(client, (NAMESPACE, name), rows_of(stored, 0))
@@ -150,7 +150,7 @@ def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: in
 
 
 def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:
-    return [Job(kind, url, name, tuple(one)) for one in batches]
+    return [Job(kind, url, name, tuple(batch)) for batch in batches]
 
 
 def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
@@ -166,8 +166,8 @@ def _work(barrier: Barrier, job: Job) -> Outcome:
         rows = ROWS * (_tried(first) > 0)
         barrier.wait(300)
         began = time.monotonic()
-        tries = [_tried(one) for one in others]
-        committed = sum(one > 0 for one in tries)
+        tries = [_tried(item) for item in others]
+        committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
         return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
 
@@ -209,9 +209,9 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
 
 def _check(client: IndexClient, name: str, expected: int) -> None:
     """AnswersDiffer unless the table has so many rows, each key once."""
-    opened = open_table(client, (NAMESPACE, name), CURRENT)
-    reader = TaskReader(plan_read(opened, [KEY], TRUE), opened.storage)
-    keys = [batch.column(0) for task in plan(client, opened, TRUE) for batch in reader.read(task)]
-    found = pa.chunked_array(keys, pa.string())
-    if len(found) != expected or len(found.unique()) != expected:
-        raise AnswersDiffer(f"{name} has {len(found):,} rows, the commits made {expected:,}")
+    table = open_table(client, (NAMESPACE, name), CURRENT)
+    reader = TaskReader(plan_read(table, [KEY], TRUE), table.storage)
+    keys = [batch.column(0) for task in plan(client, table, TRUE) for batch in reader.read(task)]
+    result = pa.chunked_array(keys, pa.string())
+    if len(result) != expected or len(result.unique()) != expected:
+        raise AnswersDiffer(f"{name} has {len(result):,} rows, the commits made {expected:,}")

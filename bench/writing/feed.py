@@ -220,19 +220,19 @@ def _look(
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
     opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for turn in range(plans):
-        for kind, where in feed.conditions().items():
+        for kind, condition in feed.conditions().items():
             # In either order, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if turn % 2 else -1]:
-                tasks, total_bytes, seconds = _plan(client, TABLES[name], where)
+                tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
                 taken[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
                     opened[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
-    counts = {name: scan(client, table, ["id"], where).to_arrow().num_rows for name, table in TABLES.items()}
-    expected = _count(feed.rows, where)
+    counts = {name: scan(client, table, ["id"], condition).to_arrow().num_rows for name, table in TABLES.items()}
+    expected = _count(feed.rows, condition)
     if any(count != expected for count in counts.values()):
-        raise AnswersDiffer(f"{expected:,} rows match {where}; the tables have {counts}")
+        raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
     for name, look in taken.items():
         table = catalog.load_table(TABLES[name])
         look.pyiceberg_ms = 1000 * _timed(lambda table=table: list(table.scan("customer = 7").plan_files()))
@@ -260,10 +260,10 @@ def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Look:
 def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
     """Return the tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
     began_s = time.perf_counter()
-    opened = open_table(client, table, CURRENT)
-    tasks = list(plan(client, opened, bind_filter(where, opened)))
+    opened_table = open_table(client, table, CURRENT)
+    tasks = list(plan(client, opened_table, bind_filter(where, opened_table)))
     seconds = time.perf_counter() - began_s
-    (snapshot,) = (one for one in opened.history if one.snapshot_id == opened.snapshot_id)
+    (snapshot,) = (item for item in opened_table.history if item.snapshot_id == opened_table.snapshot_id)
     return tasks, int(snapshot.summary_map()["total-files-size"]), seconds
 
 

@@ -22,32 +22,32 @@ FORMAT = 1
 class HudiWriter:
     """Of one table; `mode` as ours are called."""
 
-    def __init__(self, name: str, made: Base, peer: Peer, folder: Path, *, mode: str, bases: Path = BASES) -> None:
+    def __init__(self, name: str, base: Base, peer: Peer, folder: Path, *, mode: str, bases: Path = BASES) -> None:
         self.name, self.folder = name, folder
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
-        kept = self._base(made, bases)
+        kept = self._base(base, bases)
         # what is written in place is its own, what is not has one more name
         shutil.copytree(kept, folder, copy_function=_linked)
 
-    def _base(self, made: Base, bases: Path) -> Path:
-        kept = bases / f"{made.rows}-hudi-{self._kind.lower()}"
+    def _base(self, base: Base, bases: Path) -> Path:
+        kept = bases / f"{base.rows}-hudi-{self._kind.lower()}"
         marker = kept.with_suffix(".json")
-        wanted = json.dumps({"format": FORMAT, "of": made.metadata["table-uuid"]})
-        if not (marker.exists() and marker.read_text() == wanted):
+        expected = json.dumps({"format": FORMAT, "of": base.metadata["table-uuid"]})
+        if not (marker.exists() and marker.read_text() == expected):
             shutil.rmtree(kept, ignore_errors=True)
-            files = [str(one) for one in (bases / f"{made.rows}-{made.layout}").rglob("*.parquet")]
+            files = [str(path) for path in (bases / f"{base.rows}-{base.layout}").rglob("*.parquet")]
             self._peer.ask(do="make", location=kept.as_uri(), kind=self._kind, files=files)
-            marker.write_text(wanted)
+            marker.write_text(expected)
         return kept
 
     def upsert(self, batch: Batch) -> float:
-        asked = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}
-        return float(self._peer.ask(do="upsert", **asked)["seconds"])
+        request = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}
+        return float(self._peer.ask(do="upsert", **request)["seconds"])
 
     def versions(self) -> dict[int, int]:
-        found = self._peer.ask(do="versions", location=self.folder.as_uri())["versions"]
-        return {int(version): rows for version, rows in found.items()}
+        versions = self._peer.ask(do="versions", location=self.folder.as_uri())["versions"]
+        return {int(version): rows for version, rows in versions.items()}
 
     def tidy(self) -> None:
         """Of each file group only the latest base file stays: what its cleaner does, which here costs no batch."""
@@ -55,8 +55,8 @@ class HudiWriter:
             groups: dict[str, list[Path]] = {}
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet
                 groups.setdefault(path.name.partition("_")[0], []).append(path)
-            for found in groups.values():
-                for path in sorted(found, key=lambda one: one.stem.rpartition("_")[2])[:-1]:
+            for group in groups.values():
+                for path in sorted(group, key=lambda one: one.stem.rpartition("_")[2])[:-1]:
                     path.unlink()
 
 

@@ -58,8 +58,8 @@ class Peer:
         self._write(rows, asked, "upsert", "append")
 
     def _write(self, rows: Any, asked: dict[str, Any], operation: str, mode: str) -> None:
-        told = {"hoodie.datasource.write.operation": operation, "hoodie.datasource.write.table.type": asked["kind"]}
-        rows.write.format("hudi").options(**OPTIONS, **told).mode(mode).save(asked["location"])
+        document = {"hoodie.datasource.write.operation": operation, "hoodie.datasource.write.table.type": asked["kind"]}
+        rows.write.format("hudi").options(**OPTIONS, **document).mode(mode).save(asked["location"])
 
     def versions(self, asked: dict[str, Any]) -> dict[int, int]:
         frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(asked["location"])
@@ -71,10 +71,10 @@ def main() -> None:
     os.dup2(2, 1)  # Spark's and Hudi's own words go to the log
     peer = Peer(session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
-        asked = json.loads(line)
+        document = json.loads(line)
         started = time.perf_counter()
-        found = getattr(peer, asked["do"])(asked)
-        answer = {"seconds": time.perf_counter() - started, "versions": found}
+        result = getattr(peer, document["do"])(document)
+        answer = {"seconds": time.perf_counter() - started, "versions": result}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -86,10 +86,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_layouts", "How many bytes do queries open after a clustering?")
     report.peer = "Iceberg's rewrite_data_files"
     rows = QUICK_ROWS if quick else ROWS
-    with lake(folder) as made:
-        create_namespace(made.client, "bench", {})
+    with lake(folder) as new_lake:
+        create_namespace(new_lake.client, "bench", {})
         for number, of in enumerate(SETS):
-            _measure(report, made.client, made.spark, of, f"bench.t{number}", rows)
+            _measure(report, new_lake.client, new_lake.spark, of, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",
@@ -99,8 +99,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows, name: str, rows: int) -> None:
     rng = np.random.default_rng(1)
-    given = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_predicate(rng, given, of.columns) for _ in range(PREDICATES)]
+    given_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_predicate(rng, given_table, of.columns) for _ in range(PREDICATES)]
     columns = ", ".join(of.columns)
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster(client, table, columns, "hilbert"),
@@ -111,12 +111,12 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
     opened, seconds = {}, {}
     for number, (layout, work) in enumerate(layouts.items()):
         table = f"{name}_{number}"
-        _create(client, table, given)
+        _create(client, table, given_table)
         began_s = time.perf_counter()
         work(table)
         seconds[layout] = time.perf_counter() - began_s
         kept = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
-        if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given["payload"].to_numpy())):
+        if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given_table["payload"].to_numpy())):
             raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
         opened[layout] = _opened(client, table, predicates)
     for peer in (SORT, ZORDER):
@@ -154,16 +154,16 @@ def _rewrite(spark: SparkSession, table: str, order: str) -> None:
     ).collect()
 
 
-def _predicate(rng: Rng, given: pa.Table, columns: Sequence[str]) -> str:
+def _predicate(rng: Rng, table: pa.Table, columns: Sequence[str]) -> str:
     """Return a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
     kind = rng.integers(3)
     chosen = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
     share = (0.0, 0.01, 0.05)[kind]
-    return " AND ".join(_range(rng, given, str(column), share) for column in chosen)
+    return " AND ".join(_range(rng, table, str(column), share) for column in chosen)
 
 
-def _range(rng: Rng, given: pa.Table, column: str, share: float) -> str:
-    values = given[column].take(pa.array(rng.integers(0, given.num_rows, 10_000))).combine_chunks().sort()
+def _range(rng: Rng, table: pa.Table, column: str, share: float) -> str:
+    values = table[column].take(pa.array(rng.integers(0, table.num_rows, 10_000))).combine_chunks().sort()
     first = int(rng.integers(0, len(values) - int(share * len(values))))
     low, high = values[first].as_py(), values[first + int(share * (len(values) - 1))].as_py()
     return f"{column} BETWEEN {_literal(low)} AND {_literal(high)}"
@@ -175,10 +175,10 @@ def _literal(value: Any) -> str:
 
 def _opened(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
     """Return the mean share, in percent, of the table's bytes in the planned files."""
-    opened = open_table(client, table, CURRENT)
-    total = sum(task.size_bytes for task in plan(client, opened))
+    opened_table = open_table(client, table, CURRENT)
+    total = sum(task.size_bytes for task in plan(client, opened_table))
     shares = [
-        sum(task.size_bytes for task in plan(client, opened, bind_filter(where, opened))) / total
-        for where in predicates
+        sum(task.size_bytes for task in plan(client, opened_table, bind_filter(predicate, opened_table))) / total
+        for predicate in predicates
     ]
     return 100 * float(np.mean(shares))

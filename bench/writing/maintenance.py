@@ -121,8 +121,8 @@ def _statistics(
     }
     whole = _timed(works, rounds, lambda: None)
     counts = {name: _distinct(client, table) for name, table in TABLES.items()}
-    for name, found in counts.items():
-        for column, count in found.items():
+    for name, actual_count in counts.items():
+        for column, count in actual_count.items():
             if abs(count - counts[OURS][column]) > 0.06 * count:
                 raise AnswersDiffer(f"{name} counts {count:,} distinct values of {column}, we {counts[OURS][column]:,}")
     number = [commits]
@@ -151,7 +151,9 @@ def _timed(works: dict[str, Callable[[], object]], rounds: int, before: Callable
 
 def _distinct(client: IndexClient, table: str) -> dict[str, int]:
     metadata = json.loads(client.load_table(table).metadata)
-    (file,) = [one for one in metadata["statistics"] if one["snapshot-id"] == metadata["current-snapshot-id"]]
+    (file,) = [
+        statistic for statistic in metadata["statistics"] if statistic["snapshot-id"] == metadata["current-snapshot-id"]
+    ]
     return {COLUMNS[blob["fields"][0] - 1]: int(blob["properties"]["ndv"]) for blob in file["blob-metadata"]}
 
 

@@ -52,12 +52,12 @@ TUNINGS = (
 
 
 class MergeWriter:
-    def __init__(self, tuning: Tuning, made: Base, spark: SparkSession, warehouse: Path, name: str) -> None:
+    def __init__(self, tuning: Tuning, base: Base, spark: SparkSession, warehouse: Path, name: str) -> None:
         self.name, self.tuning = name, tuning
         self.folder = warehouse / NAMESPACE / name
         self._spark = spark
         self._table = f"{CATALOG}.{NAMESPACE}.{name}"
-        cloned(made, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
+        cloned(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
     def upsert(self, batch: Batch) -> None:
         with configured(self._spark, self.tuning.conf):

@@ -87,10 +87,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_reader", "Rows chosen by bitmaps, and all of them, read by Spark", peer="Iceberg's reader")
     bases = folder / "bases" if quick else BASES
     bases.mkdir(parents=True, exist_ok=True)
-    with lake(folder, bases) as made:
+    with lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
-            table = _filled(made, size, bases)
-            turns = [_compared(report, made, table, size, case, where) for case, where in _queries(size)]
+            table = _filled(new_lake, size, bases)
+            turns = [_compared(report, new_lake, table, size, case, where) for case, where in _queries(size)]
             report.notes.append(f"{size.label}{_even(turns)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
@@ -123,15 +123,15 @@ def _even(turns: Sequence[tuple[float, float]]) -> str:
 # Tables
 
 
-def _filled(made: Lake, size: Size, bases: Path) -> str:
+def _filled(lake: Lake, size: Size, bases: Path) -> str:
     base = kept(size.rows, "read", partial(_written, size=size), bases=bases)
     name = f"read{size.rows}"
-    register(made.client, name, cloned(base, made.folder / "warehouse" / NAMESPACE / name, {}))
+    register(lake.client, name, cloned(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
-        made.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
+        lake.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
         with closing(InProcessWorkers()) as workers:
-            build(made.client, table, f"by_{column}", workers)
+            build(lake.client, table, f"by_{column}", workers)
     return table
 
 
@@ -152,7 +152,7 @@ def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
     clustered = np.sort(draw.integers(0, CLUSTERED, rows, dtype=np.int32))
-    names = pa.array([f"name {one}" for one in range(5_000)])
+    names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK):
         count = min(_CHUNK, rows - start)
         columns = {
@@ -169,14 +169,14 @@ def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 # Turns
 
 
-def _compared(report: Report, made: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
+def _compared(report: Report, lake: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
-        OURS: partial(_ours, made, table, where),
-        ICEBERG: partial(_native, made, table, where),
-        CHOSEN: partial(read, made.spark, f"{CATALOG}.{table}", where, columns=READ),
+        OURS: partial(_ours, lake, table, where),
+        ICEBERG: partial(_native, lake, table, where),
+        CHOSEN: partial(read, lake.spark, f"{CATALOG}.{table}", where, columns=READ),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
-    got: dict[str, list[float]] = {name: [] for name in ways}
+    actual: dict[str, list[float]] = {name: [] for name in ways}
     answers = set()
     case = size.label + case
     for turn in range(size.rounds + 1):
@@ -186,37 +186,37 @@ def _compared(report: Report, made: Lake, table: str, size: Size, case: str, whe
             seconds, bytes_read = time.perf_counter() - started, read_since(before)
             if turn:
                 took[name].append(seconds)
-                got[name].append(bytes_read / 1e6)
+                actual[name].append(bytes_read / 1e6)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
     time_row = Row(case, "time", "s", {name: statistics.median(each) for name, each in took.items()}, peer=ICEBERG)
     report.rows += [
         time_row,
-        Row(case, "read", "MB", {name: statistics.median(each) for name, each in got.items()}, peer=ICEBERG),
+        Row(case, "read", "MB", {name: statistics.median(each) for name, each in actual.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
     who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
-    found = _found(made.client, table, where)
+    result = _found(lake.client, table, where)
     report.notes.append(
-        f"{case}: {found.chosen:,} rows chosen, pages with one have {found.touched:,} of the {found.planned:,} in the "
-        f"files that are left; the reading function takes {who}."
+        f"{case}: {result.chosen:,} rows chosen, pages with one have {result.touched:,} of the {result.planned:,} "
+        f"in the files that are left; the reading function takes {who}."
     )
-    return (found.touched / found.planned if found.planned else 1.0), time_row.ratio() or 0.0
+    return (result.touched / result.planned if result.planned else 1.0), time_row.ratio() or 0.0
 
 
 def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
-    opened = open_table(client, table, CURRENT)
-    return estimate_remaining_rows(client, opened, bind_filter(where, opened))
+    opened_table = open_table(client, table, CURRENT)
+    return estimate_remaining_rows(client, opened_table, bind_filter(where, opened_table))
 
 
-def _ours(made: Lake, table: str, where: str | None) -> DataFrame:
-    options = {"uri": made.server.base_url, "table": table, "columns": ",".join(READ)}
+def _ours(lake: Lake, table: str, where: str | None) -> DataFrame:
+    options = {"uri": lake.server.base_url, "table": table, "columns": ",".join(READ)}
     options |= {} if where is None else {"where": where}
-    return made.spark.read.format("seamark").options(**options).load()
+    return lake.spark.read.format("seamark").options(**options).load()
 
 
-def _native(made: Lake, table: str, where: str | None) -> DataFrame:
-    frame = made.spark.table(f"{CATALOG}.{table}")
+def _native(lake: Lake, table: str, where: str | None) -> DataFrame:
+    frame = lake.spark.table(f"{CATALOG}.{table}")
     return frame if where is None else frame.where(where)
 
 

@@ -62,13 +62,13 @@ class Reader:
             key = int(rng.integers(self.appended * ROWS))
             began_s = time.perf_counter()
             try:
-                found = scan(self.client, TABLE, ["id"], f"id = {key}").to_arrow()["id"].to_pylist()
+                rows = scan(self.client, TABLE, ["id"], f"id = {key}").to_arrow()["id"].to_pylist()
             except Exception as error:  # noqa: BLE001  any failure of a reader is a result of this bench
                 self.errors.append(f"{type(error).__name__}: {error}")
                 continue
             self.seconds.append(time.perf_counter() - began_s)
-            if found != [key]:
-                self.errors.append(f"id = {key} has the rows {found}")
+            if rows != [key]:
+                self.errors.append(f"id = {key} has the rows {rows}")
 
     def end(self) -> None:
         self._ended.set()
@@ -182,8 +182,8 @@ def _settle(client: IndexClient) -> float:
     """Wait until the table has no problem that an enabled service corrects, and its indexes cover it."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < SETTLED_S:
-        left = [problem for problem in client.health(TABLE)["problems"] if problem["problem"] == "small files"]
-        if not left and all(index.health == "ok" for index in client.indexes(TABLE)):
+        problems = [problem for problem in client.health(TABLE)["problems"] if problem["problem"] == "small files"]
+        if not problems and all(index.health == "ok" for index in client.indexes(TABLE)):
             break
         time.sleep(0.5)
     return time.perf_counter() - began_s

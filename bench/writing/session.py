@@ -28,10 +28,10 @@ class Lake:
     client: IndexClient
     spark: SparkSession
 
-    def table(self, made: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
+    def table(self, base: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
         """Return a clone, which the server and the session know."""
         folder = self.folder / "warehouse" / NAMESPACE / name
-        return OurTable.of(made, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
+        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
 
 
 @contextmanager

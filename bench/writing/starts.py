@@ -45,12 +45,12 @@ def compact_with_start(
         else [sys.executable, "-m", "bench.writing.starts", url, table, str(folder / "fresh")]
         for name, table in tables.items()
     }
-    found = {}
+    results = {}
     for name, command in commands.items():
         began_s = time.perf_counter()
         subprocess.run(command, check=True, timeout=_TIMEOUT_S, env=dict(os.environ), stdout=subprocess.DEVNULL)
-        found[name] = 1000 * (time.perf_counter() - began_s)
-    return found
+        results[name] = 1000 * (time.perf_counter() - began_s)
+    return results
 
 
 def main(url: str, table: str, folder: Path) -> None:

@@ -51,16 +51,16 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     report = Report("writing_statements", "What do MERGE, UPDATE and DELETE of 10,000 keys cost?", peer="Iceberg's own")
     rows, rounds = (QUICK_ROWS, 1) if quick else (sizes[-1], ROUNDS)
     bases = folder / "bases" if quick else BASES
-    with lake(folder, bases) as made:
+    with lake(folder, bases) as new_lake:
         batches = Batches(rows, folder)
         for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-            pair = _pair(made, bases, rows, mode)
+            pair = _pair(new_lake, bases, rows, mode)
             for name, text in STATEMENTS.items():
                 if mode == MERGE_ON_READ or name in COPIED:
-                    values = _measured(made, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
+                    values = _measured(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
                     goal = None if quick else values[ICEBERG] / GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
-            if _rows(made, pair.ours) != _rows(made, pair.theirs):
+            if _rows(new_lake, pair.ours) != _rows(new_lake, pair.theirs):
                 raise AnswersDiffer(f"the tables of {mode} differ")
     report.notes = [
         f"{rows:,} rows of ten columns in 16 files; the keys of a batch are spread over all files, and nine of ten are "
@@ -70,41 +70,41 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     return report
 
 
-def _pair(made: Lake, bases: Path, rows: int, mode: str) -> Pair:
+def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     names = []
     for who, indexed in ((OURS, True), (ICEBERG, False)):
-        table = made.table(base(rows, FLAT, bases=bases), f"{who}_{mode.replace('-', '_')}", mode=mode, indexed=indexed)
+        table = lake.table(base(rows, FLAT, bases=bases), f"{who}_{mode.replace('-', '_')}", mode=mode, indexed=indexed)
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
     return Pair(*names)
 
 
-def _measured(made: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
+def _measured(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
     """Seconds, the median of each."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
-        OURS: lambda: _located(made, text.format(t=pair.ours, k=KEY)),
-        ICEBERG: lambda: made.spark.sql(text.format(t=pair.theirs, k=KEY)),
+        OURS: lambda: _located(lake, text.format(t=pair.ours, k=KEY)),
+        ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
     }
     for number in range(WARM + rounds):
-        batch_frame(made.spark, batches.next()).createOrReplaceTempView("batch")
+        batch_frame(lake.spark, batches.next()).createOrReplaceTempView("batch")
         for who in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
-            with configured(made.spark, HASH_JOIN if who == ICEBERG else {}):
+            with configured(lake.spark, HASH_JOIN if who == ICEBERG else {}):
                 started = time.perf_counter()
                 runs[who]()
                 if number >= WARM:
                     seconds[who].append(time.perf_counter() - started)
-    return {who: statistics.median(taken) for who, taken in seconds.items()}
+    return {who: statistics.median(second) for who, second in seconds.items()}
 
 
-def _located(made: Lake, text: str) -> None:
-    done = execute(made.spark, text)
-    if done.report is None:
-        raise AnswersDiffer(f"a statement was not located: {done.reason}")
+def _located(lake: Lake, text: str) -> None:
+    rows = execute(lake.spark, text)
+    if rows.report is None:
+        raise AnswersDiffer(f"a statement was not located: {rows.reason}")
 
 
-def _rows(made: Lake, table: str) -> list[tuple[int, ...]]:
+def _rows(lake: Lake, table: str) -> list[tuple[int, ...]]:
     """Return the number of rows of each version, and the sum of their hashes."""
-    frame: DataFrame = made.spark.table(table)
+    frame: DataFrame = lake.spark.table(table)
     hashed = frame.groupBy("version").agg(
         sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")
     )

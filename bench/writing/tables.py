@@ -60,11 +60,11 @@ COLUMNS = {
 }
 ARROW = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
 _CHUNK = 1 << 18
-_HEX = np.frombuffer("".join(f"{one:02x}" for one in range(256)).encode(), dtype="S2")
+_HEX = np.frombuffer("".join(f"{number:02x}" for number in range(256)).encode(), dtype="S2")
 _DASHES = (8, 13, 18, 23)
-_CITIES = pa.array([f"CITY OF {one:03d}" for one in range(250)])
+_CITIES = pa.array([f"CITY OF {number:03d}" for number in range(250)])
 _STATES = pa.array(["ordered", "paid", "packed", "sent", "returned"])
-_NOTES = pa.array([f"Customer#{one:09d}" for one in range(30_000)])
+_NOTES = pa.array([f"Customer#{number:09d}" for number in range(30_000)])
 
 Numbers = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Batches:
         for number in applied:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
-        untouched = self.base_rows - sum(one < self.base_rows for one in last)
+        untouched = self.base_rows - sum(item < self.base_rows for item in last)
         kept = {0: untouched} if untouched else {}
         return {**kept, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
@@ -181,16 +181,16 @@ def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict
     """Return what was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
-    wanted = {"format": FORMAT, "folder": str(folder)}
+    expected = {"format": FORMAT, "folder": str(folder)}
     if marker.exists():
-        made = json.loads(marker.read_text())
-        if {name: made[name] for name in wanted} == wanted:
-            return Base(rows, layout, made["metadata"], made["size_bytes"])
+        document = json.loads(marker.read_text())
+        if {name: document[name] for name in expected} == expected:
+            return Base(rows, layout, document["metadata"], document["size_bytes"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     written, metadata = make(folder)
     shutil.rmtree(folder / "home", ignore_errors=True)
-    marker.write_text(json.dumps({**wanted, "metadata": metadata, "size_bytes": written.size_bytes}))
+    marker.write_text(json.dumps({**expected, "metadata": metadata, "size_bytes": written.size_bytes}))
     return Base(rows, layout, metadata, written.size_bytes)
 
 
@@ -203,7 +203,7 @@ def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[s
         if layout == FLAT:
             written = at_once(partial(_write_part, into.target), parts)
         else:  # by one writer, so that a bucket is one file
-            written = write_batches(into.target, (one for part in parts for one in _batches(*part)))
+            written = write_batches(into.target, (batch for part in parts for batch in _batches(*part)))
         into.commit(client, written)
         return written, metadata_of(client, "base")
 
@@ -262,9 +262,9 @@ def _namespace(client: SeamarkClient) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
 
 
-def cloned(made: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+def cloned(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
     """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
-    metadata = dict(made.metadata)
+    metadata = dict(base.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
     metadata["properties"] = {**metadata["properties"], "gc.enabled": "false", **properties}
     path = folder / "metadata" / "v1.metadata.json"

@@ -90,8 +90,8 @@ def measure(
     }
     measured["removal of orphan files (ms)"] = _once(removals, of_two, small)
     for name, table in of_two.items():
-        if left := list(_folder(client, table).rglob("orphan-*")):
-            raise AnswersDiffer(f"{name} leaves {len(left)} of {ORPHANS} orphan files")
+        if paths := list(_folder(client, table).rglob("orphan-*")):
+            raise AnswersDiffer(f"{name} leaves {len(paths)} of {ORPHANS} orphan files")
     counts = {name: spark.table(f"{in_spark}.{table}").count() for name, table in tables.items()}
     if len(set(counts.values())) > 1:
         raise AnswersDiffer(f"the tables have different numbers of rows: {counts}")
@@ -100,13 +100,13 @@ def measure(
 
 def _once(works: Mapping[str, Work], tables: Mapping[str, str], small: Mapping[str, str]) -> dict[str, float]:
     """Milliseconds."""
-    found = {}
+    results = {}
     for name, work in works.items():
         work(small[name])
         began_s = time.perf_counter()
         work(tables[name])
-        found[name] = 1000 * (time.perf_counter() - began_s)
-    return found
+        results[name] = 1000 * (time.perf_counter() - began_s)
+    return results
 
 
 def _of_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[str, float]:
@@ -115,8 +115,8 @@ def _of_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[s
 
 def _files(client: IndexClient, table: str) -> tuple[int, int]:
     """Return the number and bytes of the live data files."""
-    listed = client.files(table, content="data")
-    return listed.num_rows, sum(listed["file_size_in_bytes"].to_pylist())
+    files = client.files(table, content="data")
+    return files.num_rows, sum(files["file_size_in_bytes"].to_pylist())
 
 
 def _folder(client: IndexClient, table: str) -> Path:

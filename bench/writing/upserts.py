@@ -94,8 +94,8 @@ class Turns:
 
     def take(self, batch: Batch) -> None:
         before, read_before, started = files_below(self.writer.folder), reads(), time.perf_counter()
-        told = self.writer.upsert(batch)
-        took = time.perf_counter() - started if told is None else told
+        upsert = self.writer.upsert(batch)
+        took = time.perf_counter() - started if upsert is None else upsert
         read = read_since(read_before)
         after = files_below(self.writer.folder)
         self.applied.append(batch.number)
@@ -125,7 +125,7 @@ async def run(
     report = Report("writing_upserts", "What does a batch of 10,000 rows cost?", peer="as the row says")
     plan = Plan(BASES)
     if quick:
-        first = {one.mode: one for one in reversed(TUNINGS)}
+        first = {item.mode: item for item in reversed(TUNINGS)}
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as running:
@@ -145,8 +145,8 @@ async def run(
             ]
         _rounds(tables, drawn)
         for rows in sizes:
-            for one in tables[rows]:
-                one.check(drawn[rows])
+            for table in tables[rows]:
+                table.check(drawn[rows])
             _rows_of(report, rows, tables[rows])
         _flatness(report, tables)
         aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
@@ -176,7 +176,7 @@ async def run(
 # Who takes part
 
 
-def _ours(made: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
+def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
     kinds = [
         (PYTHON, MERGE_ON_READ, RECORD),
         (PYSPARK, MERGE_ON_READ, RECORD),
@@ -190,8 +190,8 @@ def _ours(made: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
     for number, (strategy, mode, located) in enumerate(kinds):
-        found = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
-        table = made.table(found, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
+        result = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
+        table = lake.table(result, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
         name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
         writer = (
             PythonWriter(name, table, strategy=blind)
@@ -209,25 +209,25 @@ def _merge(
     """
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        tried = [one for one in plan.tunings if one.mode == mode]
+        tried = [tuning for tuning in plan.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
             tried = [tuned[mode]]
         writers = [_merged(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)]
-        turns = [Turns(one, mode, MERGE, warm=1, rounds=1) for one in writers]
+        turns = [Turns(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(turns) > 1:
             for _ in range(2):
                 batch = batches.next()
-                for one in turns:
-                    one.take(batch)
-                if min(one.last for one in turns) > VERY_SLOW_S:
+                for item in turns:
+                    item.take(batch)
+                if min(turn.last for turn in turns) > VERY_SLOW_S:
                     break
             told = ", ".join(f"{one.name} {turn.last:.2f} s" for one, turn in zip(tried, turns, strict=True))
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {told}.")
             turns.sort(key=lambda one: one.last)
-            for one in turns[1:]:
-                shutil.rmtree(one.writer.folder)
+            for item in turns[1:]:
+                shutil.rmtree(item.writer.folder)
         best = turns[0]
-        tuned[mode] = next(one.tuning for one in writers if one is best.writer)
+        tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
         # It goes on with the table that it has, and is warm by now.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
         warm = len(best.applied) or plan.warm
@@ -241,25 +241,25 @@ def _merged(spark: SparkSession, tuning: Tuning, rows: int, number: int, warehou
 
 def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turns]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        found = base(rows, BUCKETED, bases=plan.bases)
-        writer = HudiWriter(HUDI, found, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
+        result = base(rows, BUCKETED, bases=plan.bases)
+        writer = HudiWriter(HUDI, result, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
         yield Turns(writer, mode, HUDI, plan.warm, plan.rounds)
 
 
 # How they are measured
 
 
-def _rounds(tables: dict[int, list[Turns]], drawn: dict[int, Batches]) -> None:
+def _rounds(tables: dict[int, list[Turns]], batches: dict[int, Batches]) -> None:
     """Turn after turn, the order reversed each time, until every writer has written all of its batches."""
     number = 0
-    while any(one.is_due for turns in tables.values() for one in turns):
+    while any(turn.is_due for turns in tables.values() for turn in turns):
         number += 1
         for rows, turns in tables.items():
-            due = [one for one in turns if one.is_due]
-            batch = drawn[rows].next() if due else None
-            for one in due if number % 2 else reversed(due):
+            due = [turn for turn in turns if turn.is_due]
+            batch = batches[rows].next() if due else None
+            for item in due if number % 2 else reversed(due):
                 assert batch is not None
-                one.take(batch)
+                item.take(batch)
 
 
 MEASURES: dict[str, tuple[str, Callable[[Turns], float]]] = {
@@ -271,20 +271,20 @@ MEASURES: dict[str, tuple[str, Callable[[Turns], float]]] = {
 
 def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-        mine = [one for one in turns if one.mode == mode]
+        mine = [turn for turn in turns if turn.mode == mode]
         case = f"{rows:,} rows, {mode}"
-        peers = {one.strategy: one for one in mine if one.strategy in (MERGE, HUDI)}
-        ours = [one for one in mine if one.strategy not in peers]
-        for one in ours:
+        peers = {item.strategy: item for item in mine if item.strategy in (MERGE, HUDI)}
+        ours = [item for item in mine if item.strategy not in peers]
+        for our in ours:
             for name, peer in peers.items():
-                values = {OURS: one.median, name: peer.median}
-                factor = _goal(one.strategy, name, mode, rows)
+                values = {OURS: our.median, name: peer.median}
+                factor = _goal(our.strategy, name, mode, rows)
                 goal = None if factor is None else values[name] / factor
-                report.rows.append(Row(case, f"{one.writer.name}; {name}", "s", values, peer=name, goal=goal))
-        for one in ours:
+                report.rows.append(Row(case, f"{our.writer.name}; {name}", "s", values, peer=name, goal=goal))
+        for our in ours:
             for measure, (unit, value) in MEASURES.items():
-                values = {OURS: value(one), **{name: value(peer) for name, peer in peers.items()}}
-                report.rows.append(Row(case, f"{one.writer.name}, {measure}", unit, values, peer=MERGE))
+                values = {OURS: value(our), **{name: value(peer) for name, peer in peers.items()}}
+                report.rows.append(Row(case, f"{our.writer.name}, {measure}", unit, values, peer=MERGE))
 
 
 def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
@@ -303,9 +303,9 @@ def _flatness(report: Report, tables: dict[int, list[Turns]]) -> None:
     """Merge-on-read in the largest table beside the smallest."""
     small, large = (
         {
-            one.writer.name if one.strategy != MERGE else MERGE: one.median
-            for one in tables[rows]
-            if one.mode == MERGE_ON_READ
+            table.writer.name if table.strategy != MERGE else MERGE: table.median
+            for table in tables[rows]
+            if table.mode == MERGE_ON_READ
         }
         for rows in (min(tables), max(tables))
     )

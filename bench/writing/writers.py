@@ -68,9 +68,9 @@ class OurTable:
 
     @staticmethod
     def of(
-        made: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
+        base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
     ) -> OurTable:
-        register(client, folder.name, cloned(made, folder, dict.fromkeys(MODES, mode)))
+        register(client, folder.name, cloned(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
@@ -137,7 +137,7 @@ def versions_of(frame: DataFrame) -> dict[int, int]:
 
 def forget(folder: Path, live: set[str]) -> None:
     """Parquet files below the folder that are not `live` (paths or URIs) go."""
-    kept = {one.removeprefix("file:").replace("///", "/") for one in live}
+    kept = {item.removeprefix("file:").replace("///", "/") for item in live}
     for path in (folder / "data").rglob("*.parquet"):
         if str(path) not in kept:
             path.unlink()
@@ -169,9 +169,9 @@ def reads() -> dict[int, int]:
 
 
 def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
-    for one in processes:
+    for process in processes:
         with suppress(psutil.Error):  # it has just ended
-            yield one.pid, int(one.io_counters().read_chars)
+            yield process.pid, int(process.io_counters().read_chars)
 
 
 def read_since(before: Mapping[int, int]) -> int:

@@ -48,20 +48,20 @@ class LocalIssuer:
     def publish(self, *keys: AnyKey) -> None:
         self.published = [key.as_dict(private=False) for key in keys]
 
-    def settings(self, **given: Any) -> Settings:
-        return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **given})
+    def settings(self, **options: Any) -> Settings:
+        return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
 
-    def claims(self, **given: Any) -> dict[str, Any]:
-        """Return valid claims, changed by `given`; None removes a claim."""
+    def claims(self, **options: Any) -> dict[str, Any]:
+        """Return valid claims, changed by `options`; None removes a claim."""
         now_s = self.clock.now_ms() // 1000
         all_claims = {
-            "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **given,
+            "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **options,
         }  # fmt: skip
         return {name: value for name, value in all_claims.items() if value is not None}
 
     def token(self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
-        given = {"alg": algorithm, "kid": key.kid, **(header or {})}
-        named = {name: value for name, value in given.items() if value is not None}
+        options = {"alg": algorithm, "kid": key.kid, **(header or {})}
+        named = {name: value for name, value in options.items() if value is not None}
         payload = json.dumps(self.claims(**claims)).encode()
         registry = jws.JWSRegistry(algorithms=[algorithm], strict_check_header=False)
         registry.max_header_length = registry.max_payload_length = 1 << 20

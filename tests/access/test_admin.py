@@ -81,7 +81,7 @@ async def test_pages_of_listings_have_every_item_once(administered: Administered
             seen += page[items]
             token = page["next-page-token"]
         assert len(seen) == expected
-        assert len({str(one) for one in seen}) == expected
+        assert len({str(item) for item in seen}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(administered: Administered) -> None:
@@ -108,13 +108,13 @@ async def test_admin_of_a_namespace_gives_and_sees_grants_only_there(
 
     assert [await put(path) for path in (["a"], ["a", "b"], ["b"], [])] == [204, 204, 403, 403]
     _, listed = await administered.call("ns", "GET", "/api/v1/grants")
-    assert [(one["principal"], one["namespace"]) for one in listed["grants"]] == [
+    assert [(grant["principal"], grant["namespace"]) for grant in listed["grants"]] == [
         ("ns", ["a"]),
         ("oidc:eve", ["a"]),
         ("oidc:eve", ["a", "b"]),
     ]
     _, listed = await administered.call("bob", "GET", "/api/v1/grants")
-    assert [one["principal"] for one in listed["grants"]] == ["bob"]
+    assert [grant["principal"] for grant in listed["grants"]] == ["bob"]
 
 
 @pytest.mark.parametrize("who", ["ns", "bob"])
@@ -135,7 +135,9 @@ async def test_audit_log_records_who_did_what(administered: Administered) -> Non
     await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
     await administered.server.components.audit.flush()
     _, listed = await administered.call("root", "GET", "/api/v1/audit")
-    assert [(one["who"], one["action"], one["outcome"], one["resource"]) for one in listed["records"]] == [
+    assert [
+        (record["who"], record["action"], record["outcome"], record["resource"]) for record in listed["records"]
+    ] == [
         ("bob", "listTokens", "denied", "/api/v1/tokens"),
         ("root", "addGrant", "allowed", "/api/v1/grants"),
     ]
@@ -194,7 +196,7 @@ async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(administe
     root, bob = LoggedIn(administered, "root"), LoggedIn(administered, "bob")
     await root.table()
     await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
-    for one in (bob, root):
-        assert (await one("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
+    for item in (bob, root):
+        assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = administered.server.components.planner._views._views.values()
     assert view.holder == "bob"

@@ -49,13 +49,13 @@ def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     return Moody(store)
 
 
-async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **given: Any) -> None:
+async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:
     fields: dict[str, Any] = {
         "principal_name": "ann",
         "resource": "/v1/x",
         "request_id": "r",
         "remote": "10.0.0.1",
-        **given,
+        **options,
     }
     await audit.record(operation=operation, status=status, **fields)
 
@@ -73,7 +73,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
         await record(audit, "loadTable", 403, kind="forbidden")
         await record(audit, "listTables", 401, principal_name="anonymous", remote=None)
         await record(audit, "dropTable", 500)
-    assert [(one.action, one.outcome, one.status, one.who, one.remote) for one in await kept(store)] == [
+    assert [(item.action, item.outcome, item.status, item.who, item.remote) for item in await kept(store)] == [
         ("createTable", "allowed", 200, "ann", "10.0.0.1"),
         ("updateTable", "failed:commit_conflict", 409, "ann", "10.0.0.1"),
         ("loadTable", "denied", 403, "ann", "10.0.0.1"),
@@ -86,7 +86,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
 async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock, reads=True) as audit:
         await record(audit, "loadTable", 200)
-    assert [one.action for one in await kept(store)] == ["loadTable"]
+    assert [item.action for item in await kept(store)] == ["loadTable"]
 
 
 async def test_audit_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
@@ -99,7 +99,7 @@ async def test_audit_records_are_written_in_batches(moody: Any, clock: Simulated
         await audit.flush()
         assert audit.waiting == 0
     assert len(moody.sizes) <= 5
-    assert [one.request_id for one in await kept(moody.store)] == [str(number) for number in range(35)]
+    assert [item.request_id for item in await kept(moody.store)] == [str(number) for number in range(35)]
 
 
 async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(moody: Any, clock: SimulatedClock) -> None:
@@ -122,7 +122,7 @@ async def test_failing_database_loses_and_duplicates_no_audit_record(moody: Any,
     async with open_audit(moody, clock, batch=3) as audit:
         for number in range(9):
             await record(audit, request_id=str(number))
-    assert [one.request_id for one in await kept(moody.store)] == [str(number) for number in range(9)]
+    assert [item.request_id for item in await kept(moody.store)] == [str(number) for number in range(9)]
     assert audit.dropped == 0
 
 
@@ -153,14 +153,14 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
                 audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}"
             )
         await record(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
-    found = await kept(store)
-    theirs = [one for one in found if one.remote == "10.0.0.9"]
-    written = [one for one in theirs if one.action == "loadTable"]
-    assert 10 <= len(written) <= 50
-    assert all(len(one.resource) <= 200 for one in written)
-    counted = [one for one in theirs if one.action == REFUSED]
-    assert [one.resource for one in counted] == [f"{5000 - len(written)} more requests"]
-    assert [one.action for one in found if one.remote == "10.0.0.8"] == ["loadTable"]
+    result = await kept(store)
+    theirs = [item for item in result if item.remote == "10.0.0.9"]
+    written_theirs = [their for their in theirs if their.action == "loadTable"]
+    assert 10 <= len(written_theirs) <= 50
+    assert all(len(item.resource) <= 200 for item in written_theirs)
+    counted_theirs = [their for their in theirs if their.action == REFUSED]
+    assert [item.resource for item in counted_theirs] == [f"{5000 - len(written_theirs)} more requests"]
+    assert [item.action for item in result if item.remote == "10.0.0.8"] == ["loadTable"]
 
 
 async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerStore, clock: SimulatedClock) -> None:
@@ -169,7 +169,7 @@ async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerSto
             for _ in range(100):
                 await record(audit, "loadTable", 401, principal_name="anonymous")
             clock.advance(61_000)
-    actions = [one.action for one in await kept(store)]
+    actions = [item.action for item in await kept(store)]
     assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
 
 
@@ -179,10 +179,10 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
     async with open_audit(store, clock) as audit:
         for number in range(30_000):
             await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
-    found = await kept(store)
-    assert len(found) < 5000
-    told = sum(int(one.resource.split()[0]) for one in found if one.action == REFUSED)
-    assert told + sum(one.action == "loadTable" for one in found) == 30_000
+    result = await kept(store)
+    assert len(result) < 5000
+    told = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
+    assert told + sum(item.action == "loadTable" for item in result) == 30_000
 
 
 async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moody: Any, clock: SimulatedClock) -> None:
@@ -196,7 +196,7 @@ async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moo
         await asyncio.sleep(0)
         moody.gate.set()
         await asyncio.gather(*acts)
-    assert sum(one.who == "ann" for one in await kept(moody.store)) == 700
+    assert sum(item.who == "ann" for item in await kept(moody.store)) == 700
 
 
 async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
@@ -206,9 +206,9 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
         for _ in range(3000):
             await record(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
             await record(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
-    found = await kept(store)
-    assert sum(one.status == 409 for one in found) == 3000
-    denied = [one for one in found if one.status == 403]
+    result = await kept(store)
+    assert sum(item.status == 409 for item in result) == 3000
+    denied = [item for item in result if item.status == 403]
     assert len(denied) < 1000
-    [counted] = [one for one in denied if one.action == REFUSED]
+    [counted] = [item for item in denied if item.action == REFUSED]
     assert int(counted.resource.split()[0]) + len(denied) - 1 == 3000

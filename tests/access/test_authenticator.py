@@ -32,8 +32,8 @@ Open = Callable[..., Any]
 async def opened(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def make(**given: Any) -> Authenticator:
-            settings = Settings(**{"auth": "token", **given})
+        async def make(**options: Any) -> Authenticator:
+            settings = Settings(**{"auth": "token", **options})
             return await stack.enter_async_context(
                 open_authenticator(settings, store, fixed_keyring(clock=clock), clock)
             )
@@ -252,9 +252,9 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
     secret = await create_token(store, clock, "ann", None, None)
     async with local_issuer(clock) as issuer:
         issuer.publish(rsa_key())
-        given = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
-        tokens, oidc = await opened(), await opened(auth="oidc", **given)
-        both = await opened(auth="token+oidc", **given)
+        options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
+        tokens, oidc = await opened(), await opened(auth="oidc", **options)
+        both = await opened(auth="token+oidc", **options)
         issued, _ = tokens.issuer.issue((await tokens.login(secret)).token)
         foreign = issuer.token(rsa_key())
         await refused(tokens, foreign, "only its own")
@@ -275,12 +275,12 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     early = SimulatedClock(seed=1)
     async with (
         open_authenticator(settings, store, fixed_keyring(), clock) as here,
-        open_authenticator(settings, store, fixed_keyring(), early) as there,
+        open_authenticator(settings, store, fixed_keyring(), early) as authenticator,
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)
         issued, _ = here.issuer.issue((await here.login(secret)).token)
         if believed:
-            assert (await there.login(issued)).principal.name == "ann"
+            assert (await authenticator.login(issued)).principal.name == "ann"
         else:
-            await refused(there, issued, "not valid yet")
+            await refused(authenticator, issued, "not valid yet")

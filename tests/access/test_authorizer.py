@@ -34,10 +34,10 @@ ROLES = ["reader", "writer", "admin"]
 grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"]), st.sampled_from(PATHS)), max_size=4)
 
 
-def rights(held: list[Grant]) -> set[tuple[str, NamespacePath]]:
+def rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
     """Return the model: every (role, namespace) that the grants give, written out one by one."""
     all_of_them = set()
-    for grant in held:
+    for grant in grants:
         for path in PATHS:
             inside = len(path) >= len(grant.namespace) and all(
                 path[at] == level for at, level in enumerate(grant.namespace)
@@ -98,8 +98,8 @@ def test_every_route_that_needs_a_login_has_a_rule() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     described = [description_of(route.handler) for route in app.router.routes()]
-    needed = {one.operation for one in described if not one.public}
-    assert needed == set(RULES)
+    operations = {item.operation for item in described if not item.public}
+    assert operations == set(RULES)
 
 
 def test_operation_without_a_rule_requires_a_catalog_admin() -> None:

@@ -19,9 +19,9 @@ from tests.access.keyrings import fixed_keyring
 
 
 def seamark(home: Path, *arguments: str) -> Result:
-    done = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done
+    completed = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
+    assert completed.exception is None or isinstance(completed.exception, SystemExit), completed.exception
+    return completed
 
 
 def who_is(home: Path, secret: str) -> Principal:
@@ -46,14 +46,14 @@ def audited(home: Path) -> list[AuditRecord]:
 
 def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     home = tmp_path / "new"
-    done = seamark(home, "token", "create", "admin", "--role", "admin")
-    assert done.exit_code == 0
-    secret = done.stdout.strip()  # Alone on standard output, for scripts
+    completed = seamark(home, "token", "create", "admin", "--role", "admin")
+    assert completed.exit_code == 0
+    secret = completed.stdout.strip()  # Alone on standard output, for scripts
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
-    assert "admin on the whole catalog" in done.stderr
-    assert secret not in done.stderr
+    assert "admin on the whole catalog" in completed.stderr
+    assert secret not in completed.stderr
     new = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
-    assert new in done.stderr.splitlines()
+    assert new in completed.stderr.splitlines()
     assert new not in seamark(home, "token", "create", "ann").stderr
 
 
@@ -65,9 +65,9 @@ def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
         ("token", "revoke", "ann"),
         ("grant", "remove", "a", "admin"),
     ):
-        done = seamark(home, *arguments)
-        assert done.exit_code == 1
-        assert f"The database {home / 'seamark.db'} does not exist; set --home" in done.stderr
+        completed = seamark(home, *arguments)
+        assert completed.exit_code == 1
+        assert f"The database {home / 'seamark.db'} does not exist; set --home" in completed.stderr
         assert not home.exists()
     seamark(home, "grant", "add", "oidc:bob", "reader")
     assert seamark(home, "token", "list").stdout == "There are no tokens.\n"
@@ -87,12 +87,12 @@ def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     secret = seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
     grants = (Grant("ann", "writer", ("a", "b")), Grant("ann", "writer", ("c.d",)))
     assert who_is(tmp_path, secret).grants == grants
-    listed = seamark(tmp_path, "token", "list").stdout
-    assert "ann" in listed
-    assert "live" in listed
-    assert secret not in listed
-    shown = seamark(tmp_path, "grant", "list").stdout.splitlines()
-    assert [line.split() for line in shown[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
+    stdout = seamark(tmp_path, "token", "list").stdout
+    assert "ann" in stdout
+    assert "live" in stdout
+    assert secret not in stdout
+    lines = seamark(tmp_path, "grant", "list").stdout.splitlines()
+    assert [line.split() for line in lines[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
 
 
 def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_grants_are_given_and_removed(tmp_path: Path) -> None:
     assert seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" in seamark(tmp_path, "grant", "list", "oidc:bob").stdout
     assert "oidc:bob" not in seamark(tmp_path, "grant", "list", "ann").stdout
-    refused = seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
-    assert refused.exit_code == 1
-    assert "does not exist" in refused.stderr
+    completed = seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
+    assert completed.exit_code == 1
+    assert "does not exist" in completed.stderr
     assert seamark(tmp_path, "grant", "remove", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" not in seamark(tmp_path, "grant", "list").stdout
 
@@ -121,12 +121,12 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
     seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
     seamark(tmp_path, "token", "revoke", "ann")
     records = audited(tmp_path)
-    assert [(one.action, one.resource) for one in records] == [
+    assert [(record.action, record.resource) for record in records] == [
         ("createToken", "ann"),
         ("addGrant", "ann writer on a"),
         ("revokeToken", "ann"),
     ]
-    assert all(one.who.startswith("cli:") for one in records)
+    assert all(record.who.startswith("cli:") for record in records)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_reported_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
-    done = seamark(tmp_path, *arguments)
-    assert done.exit_code == code
-    assert any(part in done.stderr for part in says.split("|")), done.stderr
-    assert "Traceback" not in done.output
+    completed = seamark(tmp_path, *arguments)
+    assert completed.exit_code == code
+    assert any(part in completed.stderr for part in says.split("|")), completed.stderr
+    assert "Traceback" not in completed.output

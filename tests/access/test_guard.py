@@ -37,8 +37,8 @@ def test_other_address_without_logins_is_rejected_with_the_commands_that_help(ho
 
 def test_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*addresses: str) -> None:
-        found = [(2, 1, 6, "", (address, 0)) for address in addresses]
-        monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: found)
+        results = [(2, 1, 6, "", (address, 0)) for address in addresses]
+        monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: results)
 
     resolve("127.0.0.1", "::1")
     check_binding(Settings(host="box"))

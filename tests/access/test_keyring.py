@@ -27,9 +27,9 @@ from tests.access.keyrings import fixed_keyring
 DAY_S = 86_400
 
 
-def some_settings(home: Path, **given: Any) -> Settings:
+def some_settings(home: Path, **options: Any) -> Settings:
     home.mkdir(exist_ok=True)
-    return Settings(home=home, auth="token", **given)
+    return Settings(home=home, auth="token", **options)
 
 
 def stored_bytes(folder: Path) -> bytes:

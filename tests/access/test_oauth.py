@@ -59,9 +59,9 @@ async def name_of(server: Running, token: str) -> str | None:
     return (await server.components.authenticator.login(token)).principal.name
 
 
-def scoped_exchange(subject: str, **given: str) -> dict[str, str]:
+def scoped_exchange(subject: str, **options: str) -> dict[str, str]:
     form = {"grant_type": EXCHANGE, "subject_token": subject, "subject_token_type": ACCESS_TOKEN, "scope": "catalog"}
-    return {**form, **given}
+    return {**form, **options}
 
 
 @pytest.mark.parametrize("way", ["form", "basic", "secret only", "basic secret only"])
@@ -197,8 +197,8 @@ async def test_server_without_logins_issues_a_token_on_request(tmp_path: Path) -
 async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_path: Path) -> None:
     async with local_issuer(SystemClock()) as issuer:
         issuer.publish(rsa_key())
-        given: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
-        async with running(tmp_path, auth="oidc", **given) as server:
+        options: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
+        async with running(tmp_path, auth="oidc", **options) as server:
             token = issuer.token(rsa_key())
             status, body = await ask(server, exchange(token))
             assert (status, body["access_token"]) == (200, token)
@@ -216,9 +216,9 @@ async def test_pyiceberg_logs_in_with_a_credential(server: Running, secrets: dic
     def use(credential: str) -> list[Any]:
         with pytest.warns(DeprecationWarning, match="OAuth|oauth"):
             catalog = RestCatalog("c", uri=server.url, credential=credential)
-        found: list[Any] = catalog.list_namespaces()
+        namespaces: list[Any] = catalog.list_namespaces()
         catalog.create_namespace("made")
-        return found
+        return namespaces
 
     assert await asyncio.to_thread(use, f"ann:{secrets['ann']}") == [("db",)]
     with pytest.raises(ForbiddenError, match="bob may not createNamespace"):

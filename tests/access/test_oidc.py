@@ -42,9 +42,9 @@ async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
     """Yield `await opened(**settings)`, which returns an authenticator that trusts the issuer."""
     async with AsyncExitStack() as stack:
 
-        async def make(**given: Any) -> Authenticator:
+        async def make(**options: Any) -> Authenticator:
             return await stack.enter_async_context(
-                open_authenticator(issuer.settings(**given), store, fixed_keyring(clock=clock), clock)
+                open_authenticator(issuer.settings(**options), store, fixed_keyring(clock=clock), clock)
             )
 
         yield make

@@ -107,4 +107,4 @@ async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: Runn
     headers = {"Authorization": f"Bearer {secret}"}
     status, found = await server.get(TABLE_TIMELINE, headers=headers)
     assert status == 200
-    assert [one["action"] for one in found["instants"]] == ["commit", "last"]
+    assert [instant["action"] for instant in found["instants"]] == ["commit", "last"]

@@ -45,8 +45,8 @@ class Campaign:
 
     def hint(self, kind: str, otherwise: str = "") -> str:
         """Return a hint of this kind, or a text that exists nowhere."""
-        found = self.told.get(kind)
-        return self.rng.choice(found) if found else otherwise or f"guess{self.rng.getrandbits(40):010x}"
+        result = self.told.get(kind)
+        return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
     def new_name(self, what: str) -> str:
         self.made += 1
@@ -59,9 +59,9 @@ class Campaign:
         shown = body if isinstance(body, bytes) else json.dumps(body)
         step = f"{who or 'stranger'} {method} {path} {shown[:2000]!r} {dict(headers or {})} -> {answer.status}"
         self.steps.append(step)
-        found = self.world.secrets.found(answer.raw, dict(answer.headers))
-        if found:
-            self.findings.append(f"leak of {merged(found)}\n  by {step}\n  in {answer.raw[:1500]!r}")
+        result = self.world.secrets.found(answer.raw, dict(answer.headers))
+        if result:
+            self.findings.append(f"leak of {merged(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
         if answer.status >= 500 and answer.status != 503 and b"CorruptMetadataException" not in answer.raw:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer

@@ -55,8 +55,8 @@ def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
     count = len(ids)
     columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
     fields = [
-        pa.field(one["name"], column.type, metadata={"PARQUET:field_id": str(one["id"])})
-        for one, column in zip(SCHEMA["fields"], columns, strict=True)  # type: ignore[arg-type]
+        pa.field(field["name"], column.type, metadata={"PARQUET:field_id": str(field["id"])})
+        for field, column in zip(SCHEMA["fields"], columns, strict=True)  # type: ignore[arg-type]
     ]
     pq.write_table(pa.table(columns, schema=pa.schema(fields)), out)
     c.world.write(path, out.getvalue())
@@ -80,7 +80,7 @@ def listed(path: str, length: int, content: int = 0) -> Manifest:
 
 def write_list(c: Campaign, path: str, manifests: Sequence[Manifest]) -> str:
     header = {"format-version": "2"}
-    c.world.write(path, list_bytes([(one, None) for one in manifests], version=2, style=STYLE, header=header))
+    c.world.write(path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header))
     return path
 
 
@@ -132,18 +132,18 @@ async def harvest(c: Campaign, name: str) -> None:
 
 def search_storage(c: Campaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    found = c.world.secrets.found(c.world.read(place))
-    if found:
+    result = c.world.secrets.found(c.world.read(place))
+    if result:
         c.steps.append(f"reads {place}")
-        c.report(f"a file of the attacker's table holds {', '.join(map(str, found))}")
+        c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
 
 
 async def own_table(c: Campaign, what: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
     name = c.new_name(what)
-    made = await new_table(c, name)
-    assert made.status == 200, made.raw
-    return name, made.json["metadata"]["location"]
+    table = await new_table(c, name)
+    assert table.status == 200, table.raw
+    return name, table.json["metadata"]["location"]
 
 
 async def foreign_manifest_list(c: Campaign) -> None:
@@ -172,7 +172,7 @@ async def foreign_data_file(c: Campaign) -> None:
     except Exception:  # noqa: BLE001
         size = 4000
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [data_file(place, 1, 10**18, size)])
-    done = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
+    snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     await harvest(c, name)
     fact, where = await own_table(c, "fact")
     manifest = write_manifest(c, f"{where}/metadata/m0.avro", [own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])])
@@ -182,7 +182,7 @@ async def foreign_data_file(c: Campaign) -> None:
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
         answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
         told = answer.json.get("joins", []) if answer.status == 200 else []
-        if done.status < 300 and c.world.is_victims(place) and any(one.get("keys") for one in told):
+        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in told):
             c.report("a join evaluated rows of the victim's data file")
 
 
@@ -249,9 +249,9 @@ async def foreign_location(c: Campaign) -> None:
     place = c.rng.choice(forms)
     name, way = c.new_name("over"), c.rng.randrange(6)
     if way < 2:
-        made = await new_table(c, name, **{"location": place, "stage-create": way == 1})
-        if way == 1 and made.status == 200:
-            token = next((one for one in made.json.get("config", {}).values() if "stage=" in one), "")
+        table = await new_table(c, name, **{"location": place, "stage-create": way == 1})
+        if way == 1 and table.status == 200:
+            token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
             await sign_everything(c, name, f"?stage={token.partition('stage=')[2]}" if token else "")
     elif way == 2:
         await own_table(c, "base")
@@ -289,9 +289,9 @@ async def check_claim(c: Campaign, name: str) -> None:
 async def purge(c: Campaign) -> None:
     """Purge as the confined admin, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    for one in dropped.json.get("dropped", []) if dropped.status == 200 else []:
-        if one["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
-            await c.ask("morgan", "DELETE", f"/api/v1/dropped/{one['id']}")
+    for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
+        if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
+            await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
 async def taken_names(c: Campaign) -> None:
@@ -318,8 +318,8 @@ async def taken_names(c: Campaign) -> None:
         await c.ask("mallory", "GET", f"{own}/{what}?page-token={quote(c.hint('page token'), safe='')}")
     key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
-    where = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
-    await c.ask("mallory", "POST", where, body, {"Idempotency-Key": key})
+    context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
+    await c.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
 
 
 async def moved_away(c: Campaign) -> None:
@@ -459,16 +459,16 @@ async def swapped_view(c: Campaign) -> None:
             forged["location"] = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
         case _:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
-            forged["versions"] = [{**one, "representations": text} for one in forged["versions"]]
+            forged["versions"] = [{**version, "representations": text} for version in forged["versions"]]
     c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
     c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
     again = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
     if again.status == 200:
-        shown = again.json["metadata"]
-        if "root" in shown["properties"].values():
+        metadata = again.json["metadata"]
+        if "root" in metadata["properties"].values():
             c.report("a view of the attacker's runs by the rights of root")
-        if shown["properties"] and shown["versions"] != loaded.json["metadata"]["versions"]:
+        if metadata["properties"] and metadata["versions"] != loaded.json["metadata"]["versions"]:
             c.report("a view runs by its owner's rights with a text that was never committed")
     update = {"action": "set-properties", "updates": {"x": "1"}}
     await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})

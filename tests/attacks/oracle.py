@@ -58,7 +58,7 @@ class Secrets:
         """
         assert len(str(text)) >= 10, f"{what} {text!r} is too short to be told from chance"
         secret = Secret(what, str(text), value)
-        if secret.text not in {one.text for one in self.planted}:
+        if secret.text not in {item.text for item in self.planted}:
             self.planted.append(secret)
             self._forms[secret] = tuple(_forms(secret.text))
         return secret.text
@@ -76,11 +76,11 @@ class Secrets:
     def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
         """Return the secrets in an answer that the attacker has not been given."""
         lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
-        seen: set[Secret] = set()
+        secrets: set[Secret] = set()
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
             for blob in unpacked(piece):
-                seen |= self._within(blob)
-        return seen - self.known
+                secrets |= self._within(blob)
+        return secrets - self.known
 
     def _within(self, blob: bytes) -> set[Secret]:
         return {secret for secret, forms in self._forms.items() if any(form in blob for form in forms)}
@@ -89,7 +89,7 @@ class Secrets:
 def _forms(text: str) -> Iterator[bytes]:
     raw = text.encode()
     spelled = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
-    yield from {one.encode() for one in spelled}
+    yield from {item.encode() for item in spelled}
     yield from _opaque(raw)
     if text.lstrip("-").isdigit():
         for order in ("little", "big"):
@@ -182,5 +182,5 @@ def _or_nothing(read: Callable[[], bytes]) -> bytes:
         return b""
 
 
-def merged(found: Iterable[Secret]) -> str:
-    return ", ".join(sorted(map(str, found)))
+def merged(secrets: Iterable[Secret]) -> str:
+    return ", ".join(sorted(map(str, secrets)))

@@ -77,18 +77,18 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
     for call in calls:
         assert isinstance(call.func, ast.Attribute)
         expression, *_ = call.args
-        where = f"{file}:{call.lineno}"
-        flags_of = [one.value for one in call.keywords if one.arg == "flags"]
+        context = f"{file}:{call.lineno}"
+        flags_of = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
         if call.func.attr == "compile":
             flags_of += call.args[1:]
         try:
-            text, flags = _evaluated(expression, names_of), sum(int(_evaluated(one, names_of)) for one in flags_of)
+            text, flags = _evaluated(expression, names_of), sum(int(_evaluated(item, names_of)) for item in flags_of)
         except NameError:
             raise LookupError(
-                f"{where}: add examples of the variables in this call to VARIABLES in {__file__}"
+                f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
             ) from None
         methods = _methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
-        yield Use(where, re.compile(text, flags), frozenset(_method(one) for one in methods))
+        yield Use(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
 
 
 def _is_of_re(call: ast.Call) -> bool:
@@ -120,19 +120,19 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 def _methods(tree: ast.Module, name: str | None) -> set[str]:
     """Return the methods that the module calls on the expression; all of them if it is used in another way."""
-    found: set[str] = set()
+    results: set[str] = set()
     called: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
             called.add(id(node.value))
             if node.attr != "pattern":
-                found.add(node.attr)
-    others = [
+                results.add(node.attr)
+    nodes = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in called
     ]
-    return set(METHODS) if name is None or others or not found else found
+    return set(METHODS) if name is None or nodes or not results else results
 
 
 def _method(name: str) -> str:
@@ -161,10 +161,10 @@ def _parts(tree: Any) -> Iterator[str]:
     for code, argument in tree:
         for inner in _inner(code, argument):
             if code in _REPEATS and argument[1] > 1:
-                yield from filter(None, (_example(inner), *(_example([one]) for one in inner)))
+                yield from filter(None, (_example(inner), *(_example([item]) for item in inner)))
             yield from _parts(inner)
-    if whole := _example(tree):
-        yield whole
+    if example := _example(tree):
+        yield example
     yield from _characters(tree)
     yield from (" ", "1", "a", ".")
 
@@ -234,8 +234,8 @@ def _member(members: Any) -> str:
             codes.LITERAL: lambda value: chr(value),
             codes.RANGE: lambda value: chr(value[0]),
         }.get(code)
-        if candidates is not None and (found := candidates(argument)) in pattern:
-            return found
+        if candidates is not None and (actual_candidates := candidates(argument)) in pattern:
+            return actual_candidates
     return next((character for character in " a1_-.\0é~\n" if character in pattern), "a")
 
 

@@ -32,10 +32,14 @@ _TRUE: dict[str, Any] = {"type": "true"}
 @cache
 def routes() -> tuple[tuple[str, str, str], ...]:
     """Return (operation id, method, template) of all published routes."""
-    found = [(one.id, one.method, one.template.replace("/{prefix}/", "/")) for one in operations()]
+    results = [
+        (operation.id, operation.method, operation.template.replace("/{prefix}/", "/")) for operation in operations()
+    ]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
-        found += [(one["operationId"], method.upper(), template) for method, one in methods.items()]
-    return tuple(dict.fromkeys(found))
+        results += [
+            (single_method["operationId"], method.upper(), template) for method, single_method in methods.items()
+        ]
+    return tuple(dict.fromkeys(results))
 
 
 async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:

@@ -38,12 +38,12 @@ async def run(
         while len(plan) < requests:
             plan.append(rng.choice(routes.routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
         rng.shuffle(plan)
-        for one in plan:
-            if isinstance(one, tuple):
-                if one[0] not in routes.HARMLESS:
-                    await routes.attack_route(c, *one)
+        for item in plan:
+            if isinstance(item, tuple):
+                if item[0] not in routes.HARMLESS:
+                    await routes.attack_route(c, *item)
             else:
-                await one(c)
+                await item(c)
         await compare(c, before)
     return c
 

@@ -68,6 +68,6 @@ async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
     ):
         body = await answer.read()
     c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
-    found = c.world.secrets.found(body, dict(answer.headers))
-    if found:
-        c.report(f"the signed request brought {', '.join(map(str, found))}")
+    result = c.world.secrets.found(body, dict(answer.headers))
+    if result:
+        c.report(f"the signed request brought {', '.join(map(str, result))}")

@@ -48,9 +48,9 @@ BLANKS = " " * 1_000_000
 @pytest.mark.parametrize("length", [900, 1_000_000])
 @pytest.mark.parametrize("text", ["geometry({0}", "geography({0}", "geography({0},{0}", "geometry{0}", "decimal({0}"])
 def test_long_types_are_read_in_linear_time(text: str, length: int) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         canonical_primitive(text.format(BLANKS[: length // text.count("{0}")]))
-    assert len(str(refused.value)) < 1200
+    assert len(str(error.value)) < 1200
 
 
 def test_types_with_blanks_are_read() -> None:
@@ -84,11 +84,11 @@ def test_long_statements_are_read_in_linear_time(part: str) -> None:
 
 def _printed(module: str, timeout_s: float) -> list[str]:
     """Return the output of a module that measures CPU times, from a process that an endless text cannot block."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    return completed.stdout.splitlines()
 
 
 @pytest.mark.timeout(600)
@@ -126,9 +126,9 @@ def test_numbers_in_filters_have_a_limited_length() -> None:
     assert parse_literal("double", "0." + "0" * 1_000 + "1") == 1e-1001
     for text in ("1" * (DECIMAL_CHARACTERS_MAX + 1), "1" * 1_000_000 + "x", "." * 1_000_000):
         for kind in ("int", "long", "float", "double", "decimal(38, 2)"):
-            with pytest.raises(BadRequest) as refused:
+            with pytest.raises(BadRequest) as error:
                 parse_literal(kind, text)
-            assert len(str(refused.value)) < 500
+            assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("number", ["1", "1.", ".1", "1.5", "-1.5", "+0", "1E5", "1.e+5", ".5E-3"])

@@ -81,10 +81,10 @@ async def leave(server: Running, secrets: dict[str, str], seed: int) -> None:
 
 
 async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
-    left = iter(seeds)
+    remaining_iter = iter(seeds)
 
     async def next_ones() -> None:
-        for seed in left:
+        for seed in remaining_iter:
             await work(seed)
 
     await asyncio.gather(*(next_ones() for _ in range(at_once)))
@@ -96,8 +96,8 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
 ) -> None:
     limits: list[WorkerLimits] = []
 
-    def recorded(**given: int) -> WorkerLimits:
-        limits.append(WorkerLimits(**given))
+    def recorded(**options: int) -> WorkerLimits:
+        limits.append(WorkerLimits(**options))
         return limits[-1]
 
     monkeypatch.setattr(server_module, "WorkerLimits", recorded)

@@ -67,8 +67,8 @@ def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
-        real.told[kind] = [one for one in world.hints[kind] if f"/{EVIL}/" not in one]
-        fake.told[kind] = [fakes.of(one) for one in real.told[kind]]
+        real.told[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
+        fake.told[kind] = [fakes.of(item) for item in real.told[kind]]
     return real, fake
 
 
@@ -95,8 +95,8 @@ async def _differences(world: World, seeds: range) -> list[str]:
             pair = [(first.status, _plain(first.raw)), (second.status, _plain(second.raw))]
             made = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
             if pair[0] != pair[1] and not made:
-                shown = f"{who or 'stranger'} {operation} {path} {body}"
-                found.append(f"{shown}\n  real: {pair[0]}\n  fake: {pair[1]}")
+                context = f"{who or 'stranger'} {operation} {path} {body}"
+                found.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
     return found
 
 
@@ -107,16 +107,16 @@ def _plain(body: bytes) -> bytes:
 
 async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(1)) as world:
-        found = await _differences(world, range(8))
-    assert not found, "\n".join(found[:6])
+        differences = await _differences(world, range(8))
+    assert not differences, "\n".join(differences[:6])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
-        found = await _differences(world, range(100, 160))
-    assert not found, "\n".join(found[:6])
+        differences = await _differences(world, range(100, 160))
+    assert not differences, "\n".join(differences[:6])
 
 
 def test_each_principal_is_hostile_in_some_way() -> None:

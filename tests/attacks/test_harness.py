@@ -29,9 +29,9 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
     async with open_world(tmp_path, random.Random(2)) as world:
         c = Campaign(world, random.Random(2), 2)
         c.hand_out(())
-        for one in routes.routes():
-            if one[0] not in routes.HARMLESS:
-                await routes.attack_route(c, *one)
+        for route in routes.routes():
+            if route[0] not in routes.HARMLESS:
+                await routes.attack_route(c, *route)
         assert c.drawn == {operation for operation, _, _ in routes.routes()} - set(routes.HARMLESS)
         assert not c.findings, c.verdict()
 
@@ -48,8 +48,8 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         assert not c.findings
         real = World.ask
 
-        async def leaking(self: World, *given: Any, **more: Any) -> Any:
-            answer = await real(self, *given, **more)
+        async def leaking(self: World, *args: Any, **more: Any) -> Any:
+            answer = await real(self, *args, **more)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
@@ -71,8 +71,8 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
         for table in world.hints["table"]:
             await c.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
             await c.ask("mallory", "GET", f"/v1/namespaces/{world.victim}/tables/{table}")
-        assert any("row number" in one for one in c.findings), c.steps
-        assert any("column name" in one for one in c.findings), c.steps
+        assert any("row number" in finding for finding in c.findings), c.steps
+        assert any("column name" in finding for finding in c.findings), c.steps
 
 
 async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
         await compare(c, before)
-        assert sorted(one.rpartition(" ")[2] for one in c.findings) == ["gone", "new"]
+        assert sorted(finding.rpartition(" ")[2] for finding in c.findings) == ["gone", "new"]
 
 
 async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_path: Path) -> None:
@@ -116,6 +116,6 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         begun = len(c.steps)
         await harvest(c, name)
         statuses = [step.rpartition(" ")[2] for step in c.steps[begun:]]
-        refused = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
+        steps = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15
-        assert all("/lookup" in step for step in refused), refused  # It has no record index.
+        assert all("/lookup" in step for step in steps), steps  # It has no record index.

@@ -91,13 +91,13 @@ async def test_others_are_answered_while_a_large_request_is_checked(
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
-    asked: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
+    task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
         await begun.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
-        assert not asked.done()
+        assert not task.done()
         answered.set()
-        assert (await asked).status < 300
+        assert (await task).status < 300
 
 
 async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
@@ -107,9 +107,9 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     secrets = await make_tokens(tmp_path)
     threads: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
-        kept = getattr(module, name)
+        kept_getattr = getattr(module, name)
 
-        def noted(*args: Any, name: str = name, kept: Callable[..., Any] = kept) -> Any:
+        def noted(*args: Any, name: str = name, kept: Callable[..., Any] = kept_getattr) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
             return kept(*args)
 
@@ -155,9 +155,9 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     async with running(tmp_path) as server:
         body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
         assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200
-    for name, where in threads.items():
-        assert where, name
-        assert threading.get_ident() not in where, name
+    for name, thread in threads.items():
+        assert thread, name
+        assert threading.get_ident() not in thread, name
 
 
 async def test_first_requests_import_modules_off_the_event_loop(

@@ -88,8 +88,8 @@ class Swapper:
 
 def plain_files(folder: Path) -> list[Path]:
     """Return all files below the folder without following links."""
-    found = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
-    return sorted(path for path in found if not path.is_symlink())
+    paths = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in paths if not path.is_symlink())
 
 
 def digests(folder: Path) -> dict[str, str]:

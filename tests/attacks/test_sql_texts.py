@@ -65,19 +65,19 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = TEXTS[name]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        asked: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
+        tasks: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
         await begun.wait()
         assert (await server.get("/v1/namespaces/db/tables/t"))[0] == 200
-        assert not any(one.done() for one in asked)
+        assert not any(task.done() for task in tasks)
         answered.set()
-        for one in asked:
-            answer = await one
+        for task in tasks:
+            answer = await task
             assert answer.status == 200, answer.raw
     assert at_once == [0, 1]
 
 
 async def test_short_text_is_parsed_without_a_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def to_thread(*given: object) -> None:
+    def to_thread(*args: object) -> None:
         raise AssertionError("a thread takes longer than the text")
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)

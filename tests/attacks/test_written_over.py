@@ -137,7 +137,7 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert "overwritten" in answer.error[2]
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
             dropped = (await world.good("root", "GET", "/api/v1/dropped"))["dropped"]
-            (row,) = [one for one in dropped if one["name"] == "t"]
+            (row,) = [item for item in dropped if item["name"] == "t"]
             world.write(location, whole)
             documents.cache.clear()
             await world.good("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")

@@ -81,16 +81,18 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[: len(positional) - len(arguments.defaults)]
-    named = [
+    named_arguments = [
         argument
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    spelled = {one.arg: ast.unparse(one.annotation) if one.annotation else "" for one in (*required, *named)}
+    spelled = {
+        item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in (*required, *named_arguments)
+    }
     known = {"str", "bytes", "object", *_VALUES}
     if not {"str", "bytes", "object"} & set(spelled.values()) or not set(spelled.values()) <= known:
         return None
-    return [spelled[one.arg] for one in required], {one.arg: spelled[one.arg] for one in named}
+    return [spelled[item.arg] for item in required], {item.arg: spelled[item.arg] for item in named_arguments}
 
 
 def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callable[[str], object]:

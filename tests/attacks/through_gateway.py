@@ -125,9 +125,9 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
         status, body, answered = await send(world, _forged(c, keys), method, target, query, data, **headers)
         c.steps.append(f"{who or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
-        found = world.secrets.found(body, answered)
-        if found:
-            c.report(f"the gateway's answer has {', '.join(map(str, found))}")
+        result = world.secrets.found(body, answered)
+        if result:
+            c.report(f"the gateway's answer has {', '.join(map(str, result))}")
         if status < 300:
             c.report("the gateway answered a request for the victim's objects")
         if status >= 500 and status != 503:

@@ -113,7 +113,7 @@ class World:
         client = self.s3.client()
         try:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-            keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+            keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
             return {
                 f"s3://{self.bucket}/{key}": client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
                 for key in keys
@@ -131,28 +131,28 @@ class World:
 
     async def fingerprint(self) -> dict[str, str]:
         """Return digests of the victim's files and of all that the catalog has about it, as an admin sees it."""
-        found = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
+        results = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
         paths += [f"{names}/views/{name}" for name in self.hints["view"]]
         paths += [f"{names}/functions/{name}" for name in self.hints["function"]]
         paths += [f"/api/v1/dropped?namespace={self.victim}"]
         for path in paths:
-            found[path] = _digest((await self.ask("root", "GET", path)).raw)
+            results[path] = _digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
             loaded = await self.good("root", "GET", f"{names}/tables/{table}")
             known = [
                 loaded["metadata-location"],
                 loaded["metadata"],
             ]  # The credentials in `config` change with the time.
-            found[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
+            results[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
             listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
             kept = [{**one, "used": None} for one in listed["indexes"]]
-            found[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
+            results[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
         grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
-        grants = [one for one in grants if one["namespace"][:1] != [EVIL]]  # The confined admin gives these.
-        found["grants"] = _digest(json.dumps(grants).encode())
-        return found
+        grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.
+        results["grants"] = _digest(json.dumps(grants).encode())
+        return results
 
 
 def _digest(data: bytes) -> str:
@@ -203,8 +203,8 @@ async def open_world(
     home.mkdir(parents=True, exist_ok=True)
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in (*dict.fromkeys(grant.principal for grant in grants), "nobody"):
-            wanted = [grant for grant in grants if grant.principal == name]
-            tokens["viola" if name == viola else name] = await create_token(store, clock, name, None, wanted)
+            expected = [grant for grant in grants if grant.principal == name]
+            tokens["viola" if name == viola else name] = await create_token(store, clock, name, None, expected)
     bucket = s3.create_bucket() if s3 else ""
     warehouse = f"s3://{bucket}/lake" if s3 else f"file://{home}/lake"
     settings: dict[str, Any] = {"auth": "token", "warehouse": warehouse, "plan_inline_limit": 1, "plan_page_size": 1}
@@ -292,10 +292,10 @@ class _Planting:
     def _written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
         world, secret = self.world, self.secret
-        given: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
+        options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
-            given |= world.s3.client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
-        catalog = RestCatalog("victim", **given)
+            options |= world.s3.client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
+        catalog = RestCatalog("victim", **options)
         part = secret("partition value", value=False)  # It is part of paths, like its column's name.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _arrow_schema(columns)
@@ -310,7 +310,7 @@ class _Planting:
             assert snapshot is not None
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
         moved = catalog.load_table((world.victim, self.hints["table"][0]))
-        moved.append(self._rows(_arrow_schema([one["name"] for one in FIELDS]), part))
+        moved.append(self._rows(_arrow_schema([item["name"] for item in FIELDS]), part))
         # The first table that attacks name is the one written by itself.
         self.hints["table"].reverse()
 
@@ -349,7 +349,7 @@ class _Planting:
         own = f"/api/v1/tables/{world.victim}/{name}"
         standard = f"/v1/namespaces/{world.victim}/tables/{name}"
         loaded = await world.good("root", "GET", standard)
-        columns = [one["name"] for one in loaded["metadata"]["schemas"][-1]["fields"]]
+        columns = [field["name"] for field in loaded["metadata"]["schemas"][-1]["fields"]]
         index = self.hint("index", f"byowner{self.mark}")
         await world.good("viola", "PUT", f"{own}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]})
         build = await world.good("viola", "POST", f"{own}/indexes/{index}/builds")
@@ -357,8 +357,8 @@ class _Planting:
         plan = await world.good("rita", "POST", f"{own}/plan-tables", {"predicate": f'"{columns[0]}" > 1'})
         self.hint("plan table", plan["name"])
         headers = {"X-Seamark-Plans": self.hint("audience", f"audience{self.mark}")}
-        wanted = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
-        shown = await world.good("rita", "POST", f"{own}/plan-tables", wanted, headers=headers)
+        expected = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
+        shown = await world.good("rita", "POST", f"{own}/plan-tables", expected, headers=headers)
         self.hint("plan snapshot", shown["plan-snapshot-id"])
         scan = await world.good("rita", "POST", f"{standard}/plan", {})
         for token in scan.get("plan-tasks", ()):

@@ -28,28 +28,28 @@ from tests.services.process import REPO
 )
 def test_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]
-    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{module}_{name}:" in done.stdout
+    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"{module}_{name}:" in completed.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_makes_the_rows_that_the_readme_claims_and_no_request_fails(name: str) -> None:
     argv = [sys.executable, "-m", "bench.run", "--quick", name]
-    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "seamark failed" not in done.stdout
-    assert "seamark-pg failed" not in done.stdout
+    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "seamark failed" not in completed.stdout
+    assert "seamark-pg failed" not in completed.stdout
     for case, measure in readme.CLAIMS[name]:
         if "10,000 tables" not in case:  # A quick run makes fewer rows.
-            assert case in done.stdout
-            assert measure in done.stdout
+            assert case in completed.stdout
+            assert measure in completed.stdout
 
 
 def test_unknown_bench_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.run", "speed"]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "no bench speed" in done.stderr
-    assert "load_table" in done.stderr
+    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == 2
+    assert "no bench speed" in completed.stderr
+    assert "load_table" in completed.stderr

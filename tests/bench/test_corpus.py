@@ -16,9 +16,9 @@ from bench.report import OURS
 
 
 def test_corpus_has_each_query_once() -> None:
-    asked = queries()
-    assert len({one.title for one in asked}) == len(asked)
-    assert any(f"all: {len(asked)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
+    query_queries = queries()
+    assert len({item.title for item in query_queries}) == len(query_queries)
+    assert any(f"all: {len(query_queries)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
 
 
 def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
     report = asyncio.run(run(tmp_path, quick=True))  # Raises AnswersDiffer.
     rows = {(row.case, row.measure): row for row in report.rows}
     assert set(readme.CORPUS_CLAIMS["corpus"]) <= rows.keys()
-    for one in queries():
-        row = rows[one.title, "files"]
+    for query in queries():
+        row = rows[query.title, "files"]
         assert row.values[OURS] <= row.values[EVERY], row
         assert row.values[NEEDED] <= row.values[EVERY], row
     every = rows[f"all: {len(queries())} queries", "files read"].values

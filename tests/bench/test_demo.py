@@ -110,35 +110,35 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
-    done = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    kept = json.loads((kept_home / "kept.json").read_text())
+    new_demo = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
+    assert new_demo.returncode == 0, new_demo.stdout + new_demo.stderr
+    document = json.loads((kept_home / "kept.json").read_text())
     try:
-        check_table(done.stdout)
+        check_table(new_demo.stdout)
         check_report((tmp_path / "demo.html").read_text())
-        assert f"kill {kept['pid']}" in done.stdout
-        assert f"{kept['url']}/" in done.stdout.partition("The console")[2]
+        assert f"kill {document['pid']}" in new_demo.stdout
+        assert f"{document['url']}/" in new_demo.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
-            assert engine in done.stdout
-        again = demo(KEEP="1", DEMO_HOME=str(kept_home))
-        assert again.returncode == 1
-        assert f"kill {kept['pid']}" in again.stdout
-        snippet = connect.pyiceberg(kept["url"], "ssb.lineorder")
+            assert engine in new_demo.stdout
+        second_demo = demo(KEEP="1", DEMO_HOME=str(kept_home))
+        assert second_demo.returncode == 1
+        assert f"kill {document['pid']}" in second_demo.stdout
+        snippet = connect.pyiceberg(document["url"], "ssb.lineorder")
         ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.count("'lo_orderkey':") == 5
     finally:
-        os.kill(kept["pid"], signal.SIGTERM)
+        os.kill(document["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 40
-        while http_ok(f"{kept['url']}/healthz") and time.monotonic() < deadline:
+        while http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert not http_ok(f"{kept['url']}/healthz")
+    assert not http_ok(f"{document['url']}/healthz")
 
 
 def check_table(printed: str) -> None:
     """Check the table of fact files, as Spark wrote them and in Seamark's layout."""
-    found = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", printed, re.MULTILINE)
-    rows = {name: tuple(map(int, counts)) for name, *counts in found}
+    matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", printed, re.MULTILINE)
+    rows = {name: tuple(map(int, counts)) for name, *counts in matches}
     assert list(rows) == list(QUERIES), printed
     for name, (iceberg, untouched, clustered, bound) in rows.items():
         assert iceberg == 30 >= untouched, name

@@ -15,11 +15,11 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.tim
 
 def test_demo_runs_the_queries_on_trino_too(tmp_path: Path) -> None:
     # Trino's jvm.config chooses a garbage collector; a JVM with a second one does not start.
-    done = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_table(done.stdout)
-    part = done.stdout.partition("The same 13 queries in Trino")[2]
-    told = ("stock Iceberg", "with Seamark, files as written", "with Seamark's layout")
-    iceberg, untouched, clustered = (int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in told)
+    new_demo = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
+    assert new_demo.returncode == 0, new_demo.stdout + new_demo.stderr
+    check_table(new_demo.stdout)
+    part = new_demo.stdout.partition("The same 13 queries in Trino")[2]
+    actual = ("stock Iceberg", "with Seamark, files as written", "with Seamark's layout")
+    iceberg, untouched, clustered = (int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in actual)
     assert iceberg > untouched > clustered
     assert "Files opened in Trino" in (tmp_path / "demo.html").read_text()

@@ -33,19 +33,19 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*ARGV, "--files", "60"], env=environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    shown = {
+    assert completed.returncode == 0, completed.stderr
+    actual = {
         name.strip(): int(files.replace(",", ""))
-        for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", done.stdout, re.M)
+        for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", completed.stdout, re.M)
     }
-    before, after, least = shown.values()
+    before, after, least = actual.values()
     assert before == 60
     assert least <= after < 30
-    assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", done.stdout)
-    streamed = " ".join(done.stdout.split())
+    assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", completed.stdout)
+    streamed = " ".join(completed.stdout.split())
     assert re.search(
         r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed
     )
@@ -57,7 +57,7 @@ def test_demo_ends_with_its_server(tmp_path: Path) -> None:
     argv = [*ARGV, "--files", "3", "--keep"]
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = next(found[0] for line in process.stdout if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)))
+        url = next(matches[0] for line in process.stdout if (matches := re.findall(r"http://127\.0\.0\.1:\d+", line)))
         assert http_ok(f"{url}/readyz")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
@@ -89,9 +89,9 @@ def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])
 def test_invalid_number_of_files_is_rejected(files: str) -> None:
-    done = CliRunner().invoke(cli, ["demo", "--files", files])
-    assert done.exit_code == 2
-    assert "--files" in done.output
+    completed = CliRunner().invoke(cli, ["demo", "--files", files])
+    assert completed.exit_code == 2
+    assert "--files" in completed.output
 
 
 def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

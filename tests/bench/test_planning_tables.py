@@ -48,15 +48,15 @@ def made(cache: Path) -> Table:
 @pytest.fixture(scope="module")
 def entries(made: Table) -> list[dict[str, Any]]:
     """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
-    found = []
+    results = []
     for path in sorted((made.folder / "metadata").glob("*-m0.avro")):
         with path.open("rb") as file:
-            found += [entry["data_file"] for entry in fastavro.reader(file)]
-    for entry in found:
+            results += [entry["data_file"] for entry in fastavro.reader(file)]
+    for entry in results:
         for name, value in entry.items():
             if isinstance(value, list) and value and isinstance(value[0], dict):
                 entry[name] = {pair["key"]: pair["value"] for pair in value}
-    return sorted(found, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
+    return sorted(results, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_numbers_too_wide_for_their_digits_are_rejected() -> None:
 
 
 def test_planners_that_keep_different_files_are_not_compared() -> None:
-    one = Plan(1.0, 2, 100, fingerprint([b"a", b"b"]))
-    one.check_same(Plan(9.0, 2, 100, fingerprint([b"b", b"a"])), "the same in another order")
+    plan = Plan(1.0, 2, 100, fingerprint([b"a", b"b"]))
+    plan.check_same(Plan(9.0, 2, 100, fingerprint([b"b", b"a"])), "the same in another order")
     with pytest.raises(PlansDiffer, match="some filter"):
-        one.check_same(Plan(1.0, 2, 100, fingerprint([b"a", b"c"])), "some filter")
+        plan.check_same(Plan(1.0, 2, 100, fingerprint([b"a", b"c"])), "some filter")
 
 
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
@@ -193,25 +193,25 @@ def test_existing_table_is_reused_unless_it_was_moved(made: Table, cache: Path, 
     moved = tmp_path / made.folder.name
     moved.mkdir()
     (moved / "made.json").write_text((made.folder / "made.json").read_text())
-    again = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
+    second_table = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
     assert steps == [3]
-    assert again.folder == moved
+    assert second_table.folder == moved
 
 
 def test_same_table_has_the_same_statistics_at_any_location(
     made: Table, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    again = table(FILES, cache=tmp_path)
-    (first,) = (again.folder / "metadata").glob(f"{_first_manifest(again)}")
+    second_table = table(FILES, cache=tmp_path)
+    (first,) = (second_table.folder / "metadata").glob(f"{_first_manifest(second_table)}")
     with first.open("rb") as file:
         for entry, expected in zip(fastavro.reader(file), entries, strict=False):
-            got = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
-            assert got == expected["lower_bounds"]
+            actual = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
+            assert actual == expected["lower_bounds"]
             assert entry["data_file"]["record_count"] == expected["record_count"]
 
 
-def _first_manifest(made: Table) -> str:
-    document = json.loads(Path(urlsplit(made.metadata_location).path).read_text())
+def _first_manifest(table: Table) -> str:
+    document = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
     with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
 
@@ -241,11 +241,11 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp
     with java_planner(made.metadata_location, FILES, tmp_path / "java.log") as java:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
-        for wanted in FILTERS.values():
-            theirs = java.plan(wanted.expression(made))
-            theirs.check_same(python.plan(wanted.expression(made)), wanted.name)
-            for plan in (theirs, java.plan(wanted.expression(made, turn=2000))):
-                assert 0 < plan.files < FILES, wanted.name
+        for expected in FILTERS.values():
+            theirs = java.plan(expected.expression(made))
+            theirs.check_same(python.plan(expected.expression(made)), expected.name)
+            for plan in (theirs, java.plan(expected.expression(made, turn=2000))):
+                assert 0 < plan.files < FILES, expected.name
         assert 0 < java.plan(small(made)).files < 20
 
 
@@ -253,14 +253,14 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_planning_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "--quick", name]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"planning_{name}" in done.stdout
-    assert "seamark failed" not in done.stdout
+    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"planning_{name}" in completed.stdout
+    assert "seamark failed" not in completed.stdout
 
 
 def test_unknown_bench_of_planning_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "speed"]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "no bench speed; there are warm, cold, memory, http, lookup" in " ".join(done.stderr.split())
+    completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == 2
+    assert "no bench speed; there are warm, cold, memory, http, lookup" in " ".join(completed.stderr.split())

@@ -77,7 +77,7 @@ def test_pages_show_the_figures_of_the_results() -> None:
 def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
     drawn = ElementTree.fromstring(ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
     svg = "{http://www.w3.org/2000/svg}"
-    bars = [(one.get("class"), float(one.get("x")), float(one.get("width"))) for one in drawn.iter(f"{svg}rect")]
+    bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in drawn.iter(f"{svg}rect")]
     (peer,) = [float(line.get("x1")) for line in drawn.iter(f"{svg}line")]
     assert [kind for kind, _, _ in bars] == ["bar", "slower", "bar"]
     assert bars[0][1] == peer
@@ -94,17 +94,17 @@ def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
     assert set(readme.CLAIMS) == set(BENCHES)
     for name in BENCHES:
         if (RESULTS / f"{name}.json").exists():
-            made = {(row.case, row.measure) for row in Report.load(name).rows}
-            assert set(readme.CLAIMS[name]) <= made
+            results = {(row.case, row.measure) for row in Report.load(name).rows}
+            assert set(readme.CLAIMS[name]) <= results
 
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
     """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
-    made = tree("NS_0", width=3, depth=4, tables=5, views=2)
-    assert len(set(made.namespaces)) == (3**4 - 1) // 2
-    assert len(set(made.tables)) == 3**3 * 5
-    assert len(set(made.views)) == 3**3 * 2
-    assert {len(leaf) for leaf, _ in made.tables} == {4}
+    new_tree = tree("NS_0", width=3, depth=4, tables=5, views=2)
+    assert len(set(new_tree.namespaces)) == (3**4 - 1) // 2
+    assert len(set(new_tree.tables)) == 3**3 * 5
+    assert len(set(new_tree.views)) == 3**3 * 2
+    assert {len(leaf) for leaf, _ in new_tree.tables} == {4}
 
 
 def test_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:

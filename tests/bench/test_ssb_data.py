@@ -94,10 +94,10 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         "lo_orderdate": (19920101, 19980802),
     }
     for column, (low, high) in bounds.items():
-        found = data.one(f"SELECT min({column}), max({column}) FROM lineorder")
-        assert low <= found[0] <= found[1] <= high, column
+        result = data.one(f"SELECT min({column}), max({column}) FROM lineorder")
+        assert low <= result[0] <= result[1] <= high, column
         if high < 100:
-            assert found == (low, high), column
+            assert result == (low, high), column
     assert data.column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
         "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
     }  # fmt: skip
@@ -143,9 +143,9 @@ def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
         f"MFGR#{m}{c}" for m in range(1, 6) for c in range(1, 6)
     }
     brands = {f"MFGR#{m}{c}{b}" for m in range(1, 6) for c in range(1, 6) for b in range(1, 41)}
-    found = data.column("SELECT DISTINCT p_brand1 FROM part")
-    assert found <= brands
-    assert len(found) > 900  # Of 1,000, by 4,000 parts
+    column = data.column("SELECT DISTINCT p_brand1 FROM part")
+    assert column <= brands
+    assert len(column) > 900  # Of 1,000, by 4,000 parts
     nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
     assert data.one(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
     assert data.one("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
@@ -195,11 +195,11 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 
 @pytest.mark.slow
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
-    again = generate(tmp_path, SCALE)
+    generate_result = generate(tmp_path, SCALE)
     for table in TABLES:
-        assert table_path(again, table).read_bytes() == table_path(folder, table).read_bytes()
+        assert table_path(generate_result, table).read_bytes() == table_path(folder, table).read_bytes()
     steps: list[str] = []
-    assert generate(tmp_path, SCALE, lambda step, *_: steps.append(step)) == again
+    assert generate(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
     assert steps == []
 
 

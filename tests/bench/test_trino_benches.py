@@ -18,6 +18,6 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
-    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"trino_{name}:" in done.stdout
+    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"trino_{name}:" in completed.stdout

@@ -46,11 +46,11 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
     }
 
     def counted(query: str) -> int:
-        found = 0
+        count = 0
         for path in paths:
             rows = pq.read_table(path).to_pylist()
-            found += any(WANTED[query](row, dimensions) for row in rows)
-        return found
+            count += any(WANTED[query](row, dimensions) for row in rows)
+        return count
 
     for query in WANTED:
         assert bounds[query] == counted(query), query
@@ -108,7 +108,7 @@ def test_reading_nothing_counts_as_one_file() -> None:
 
 def test_means_are_geometric_and_durations_are_read() -> None:
     assert mean([1.0, 4.0]) == pytest.approx(2)
-    assert [_milliseconds(one) for one in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
+    assert [_milliseconds(item) for item in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
         [343.47, 1770, 0.12507, 150_000, 0]
     )
     with pytest.raises(ValueError):

@@ -45,11 +45,11 @@ async def answering(*pieces: bytes) -> AsyncIterator[int]:
         await asyncio.gather(*handlers)
 
 
-async def ask(port: int, wanted: Request) -> Response:
+async def ask(port: int, request: Request) -> Response:
     connection = await Connection.open(port)
     try:
-        first = await connection.ask(wanted)
-        assert (await connection.ask(wanted)).body == first.body  # The connection has no unread data.
+        first = await connection.ask(request)
+        assert (await connection.ask(request)).body == first.body  # The connection has no unread data.
         return first
     finally:
         connection.close()
@@ -89,11 +89,11 @@ async def test_head_and_304_have_no_body_whatever_their_length_says() -> None:
 async def test_connection_closed_before_the_answer_voids_the_measurement() -> None:
     async with answering() as port:
         connection = await Connection.open(port)
-        asked = asyncio.ensure_future(connection.ask(request("GET", "/")))
+        query = asyncio.ensure_future(connection.ask(request("GET", "/")))
         await asyncio.sleep(0.01)
         connection.close()
         with pytest.raises(LoadError, match="closed"):
-            await asked
+            await query
 
 
 def target(port: int, name: str = "it") -> Target:
@@ -133,9 +133,9 @@ async def test_servers_are_measured_in_alternating_order() -> None:
     async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
         targets = [target(port, "a"), target(port, "b")]
 
-        async def piece(one: Target) -> object:
-            order.append(one.name)
-            return await drive(one, [repeat(request("GET", "/"), 1)])
+        async def piece(target: Target) -> object:
+            order.append(target.name)
+            return await drive(target, [repeat(request("GET", "/"), 1)])
 
         run: Callable[..., object] = piece
         samples = await in_turns(targets, 3, run)  # type: ignore[arg-type]

@@ -25,9 +25,9 @@ from tests.services.process import REPO
 @pytest.mark.parametrize("name", BENCHES)
 def test_bench_of_writing_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.writing.run", "--quick", name]
-    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"writing_{name}:" in done.stdout
+    completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"writing_{name}:" in completed.stdout
 
 
 def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:

@@ -95,11 +95,11 @@ class TierContract:
             tier.put(name, payload_of(name, 1 << 20))
         assert tier.get("k0") is not None
         assert tier.put("new", payload_of("new", 5 << 19))
-        held = [name for name in [*names, "new"] if tier.get(name) is not None]
-        assert "k0" in held
-        assert "new" in held
-        assert "k1" not in held
-        assert held == sorted(held), "those that left are the oldest"
+        held_names = [name for name in [*names, "new"] if tier.get(name) is not None]
+        assert "k0" in held_names
+        assert "new" in held_names
+        assert "k1" not in held_names
+        assert held_names == sorted(held_names), "those that left are the oldest"
         assert tier.stats().evictions >= 1
 
     def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
@@ -149,9 +149,9 @@ class TierContract:
             @rule(key=keys)
             def put(self, key: str) -> None:
                 value = payload_of(key, self.sizes[int(key[1:]) % len(self.sizes)])
-                kept = self.tier.put(key, value)
-                assert kept == (len(value) < 3_000_000)
-                if kept:
+                response = self.tier.put(key, value)
+                assert response == (len(value) < 3_000_000)
+                if response:
                     self.model[key] = value
                     assert self.tier.get(key) == value, "what was just put has not left yet"
 

@@ -170,9 +170,9 @@ def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
                     model.pop(key, None)
                 case 1 | 2 | 3:
                     holder, pinned = rng.choice("abc"), rng.random() < 0.2
-                    stored = cache.put(key, step, rng.randrange(0, 3000), holder, pinned=pinned)
+                    response = cache.put(key, step, rng.randrange(0, 3000), holder, pinned=pinned)
                     model[key] = step
-                    assert stored == (key in cache)
+                    assert response == (key in cache)
                 case _:
                     value = cache.get(key, counted=rng.random() < 0.9)
                     assert value is None or value == model[key]

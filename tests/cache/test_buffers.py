@@ -28,8 +28,8 @@ def test_memory_is_reused_once_no_view_is_left() -> None:
     del view
     assert address(buffers.take(SIZE)) != first, "a part of it is still in use"
     del part
-    held = [buffers.take(SIZE) for _ in range(2)]
-    assert first in map(address, held)
+    takes = [buffers.take(SIZE) for _ in range(2)]
+    assert first in map(address, takes)
 
 
 def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
@@ -53,9 +53,9 @@ def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> No
         for _ in range(400):
             key = rng.choice(list(values))
             # None if the pages are not in the kernel's memory: then they are read in another way.
-            found = tier.get_resident(key)
-            if found is not None:
-                held.append((key, found[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else found))
+            result = tier.get_resident(key)
+            if result is not None:
+                held.append((key, result[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else result))
             while len(held) > 12 or (held and rng.random() < 0.4):
                 held.pop(rng.randrange(len(held)))
             for name, view in held:

@@ -35,10 +35,10 @@ def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: 
     for seed, worker in enumerate(workers):
         output, _ = worker.communicate(timeout=120)
         assert worker.returncode == 0
-        said = json.loads(output)
-        assert said["wrong"] == [], f"seed {seed}"
-        assert (said["damaged"], said["error"]) == (0, ""), f"seed {seed}"
-        hits += said["hits"]
+        document = json.loads(output)
+        assert document["wrong"] == [], f"seed {seed}"
+        assert (document["damaged"], document["error"]) == (0, ""), f"seed {seed}"
+        hits += document["hits"]
     assert hits > 30
     assert disk_bytes(tmp_path) <= BUDGET_BYTES
     tier = DiskTier(tmp_path, BUDGET_BYTES)
@@ -56,8 +56,8 @@ def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: 
         worker.kill()
         worker.communicate()
         for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
-            found = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
-            for key, view in found.items():
+            results = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
+            for key, view in results.items():
                 assert view is None or view == payload_of(key, size_of(key)), f"seed {seed}, round {round_}: {key}"
             assert tier.put("after", payload_of("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
             assert tier.stats().damaged == 0

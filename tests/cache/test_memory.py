@@ -118,7 +118,7 @@ def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -
     model: list[tuple[int, int, int, str]] = []
     for step in range(800):
         key = rng.randrange(40)
-        known = [entry for entry in model if entry[0] == key]
+        entries = [entry for entry in model if entry[0] == key]
         chance = rng.random()
         if chance < 0.1:
             cache.discard(key)
@@ -136,9 +136,9 @@ def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -
                     model.pop(0)
                 model.append((key, step, charged, holder))
         else:
-            assert cache.get(key) == (known[0][1] if known else None)
-            if known:
-                model.remove(known[0])
-                model.append(known[0])
-        assert {entry[0] for entry in model} == {each for each in range(40) if each in cache}
+            assert cache.get(key) == (entries[0][1] if entries else None)
+            if entries:
+                model.remove(entries[0])
+                model.append(entries[0])
+        assert {entry[0] for entry in model} == {number for number in range(40) if number in cache}
         cache.check_invariants()

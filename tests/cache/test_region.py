@@ -96,10 +96,10 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     assert tier.put("k", data)
     arrays: list[np.ndarray] = []
     wrong: list[int] = []
-    done = threading.Event()
+    event = threading.Event()
 
     def read() -> None:
-        while not done.is_set():
+        while not event.is_set():
             wrong.extend(found for array in arrays[-3:] if (found := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
             arrays.append(np.frombuffer(region.payload, dtype=np.uint8))
             assert tier.map_over("k", region)
     finally:
-        done.set()
+        event.set()
         for thread in threads:
             thread.join()
     assert not wrong

@@ -161,11 +161,11 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     stack = make(tmp_path)
     in_memory = await stack.get(put[1], source.of(put[1]), same)
-    found = dict(zip(names, await stack.get_stored(names, same), strict=True))
-    assert {name for name, value in found.items() if value is not None} == set(other)
-    assert all(found[name] == payload_of(name, SIZE) for name in other)
-    assert found[put[1]] is in_memory
-    assert all(stack.get_cached(name) is found[name] for name in names)
+    results = dict(zip(names, await stack.get_stored(names, same), strict=True))
+    assert {name for name, value in results.items() if value is not None} == set(other)
+    assert all(results[name] == payload_of(name, SIZE) for name in other)
+    assert results[put[1]] is in_memory
+    assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
     assert not damaged.exists()
     stats = stack.stats().disk

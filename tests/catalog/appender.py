@@ -87,8 +87,8 @@ def read_manifest(listed: Row) -> list[File]:
     """Return the files of a manifest with the values that they inherit by the specification."""
     found, next_row = [], listed.get("first_row_id")
     rows = _rows(listed["manifest_path"])
-    said = [listed[name] for name in _COUNTS]
-    assert said == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
+    actual = [listed[name] for name in _COUNTS]
+    assert actual == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
     for row in rows:
         file, status = row["data_file"], row["status"]
         if status == DELETED:
@@ -112,9 +112,9 @@ def read_list(snapshot: Row) -> list[Row]:
 def read_snapshot(snapshot: Row) -> dict[str, File]:
     """Return the live data files by path, and check that each occurs once."""
     files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
-    found = {file.path: file for file in files}
-    assert len(found) == len(files), "a data file is there twice"
-    return found
+    results = {file.path: file for file in files}
+    assert len(results) == len(files), "a data file is there twice"
+    return results
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Appender:
             for number, row in enumerate(before)
             if number < self.merge or any(file.path in gone for file in read_manifest(row))
         ]
-        kept = [row for row in before if row not in merged]
+        kept_rows = [row for row in before if row not in merged]
         entries = [self._entry(ADDED, self._added(path, records), None) for path, records in files.items()]
         for row in merged:
             for old in read_manifest(row):
@@ -180,10 +180,10 @@ class Appender:
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
             apart = (True, False)
-            groups = [[one for one in group if (one["status"] == ADDED) is new] for group in groups for new in apart]
+            groups = [[item for item in group if (item["status"] == ADDED) is new] for group in groups for new in apart]
         manifests = [self._manifest(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
-        rows = [dict(row) for row in [*manifests, *kept]]
+        rows = [dict(row) for row in [*manifests, *kept_rows]]
         if self.version > 2:
             for row in rows:
                 if row.get("first_row_id") is None and row["content"] == 0:

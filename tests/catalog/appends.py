@@ -13,27 +13,27 @@ DB = ("db",)
 REBASE = {"seamark.commit.rebase": "append"}
 
 
-async def create(it: Rig, version: int = 2, **properties: str) -> None:
-    await it.table(properties={"format-version": str(version), **REBASE, **properties})
+async def create(rig: Rig, version: int = 2, **properties: str) -> None:
+    await rig.table(properties={"format-version": str(version), **REBASE, **properties})
 
 
-async def load(it: Rig) -> Row:
-    entry = await it.catalog.tables.entry(DB, "t")
-    found: Row = json.loads(await it.objects.read(entry.metadata_location))
-    return found
+async def load(rig: Rig) -> Row:
+    entry = await rig.catalog.tables.entry(DB, "t")
+    row: Row = json.loads(await rig.objects.read(entry.metadata_location))
+    return row
 
 
-async def commit(it: Rig, made: Commit) -> LoadedTable:
-    return await it.commits.commit_table(CALLER, DB, "t", *made)
+async def commit(rig: Rig, commit: Commit) -> LoadedTable:
+    return await rig.commits.commit_table(CALLER, DB, "t", *commit)
 
 
-async def append(it: Rig, files: dict[str, int], **knobs: Any) -> Appender:
+async def append(rig: Rig, files: dict[str, int], **knobs: Any) -> Appender:
     """Return an append to the current table."""
-    client = Appender(await load(it), **knobs)
-    await commit(it, client.commit(files))
+    client = Appender(await load(rig), **knobs)
+    await commit(rig, client.commit(files))
     return client
 
 
 def head(metadata: Row, branch: str = "main") -> Row:
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
-    return next(one for one in metadata["snapshots"] if one["snapshot-id"] == snapshot_id)
+    return next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == snapshot_id)

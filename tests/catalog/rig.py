@@ -151,7 +151,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(
+async def open_rig(
     home: Path,
     *,
     clock: Clock | None = None,

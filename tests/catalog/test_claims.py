@@ -17,20 +17,20 @@ from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def prepared(it: Rig) -> str:
+async def prepared(rig: Rig) -> str:
     """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
-        await it.catalog.namespaces.create(CALLER, path, {})
-    await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
-    await it.catalog.views.create(CONFINED, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION))
-    moved = await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
-    await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "moved"))
+        await rig.catalog.namespaces.create(CALLER, path, {})
+    await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    await rig.catalog.views.create(CONFINED, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION))
+    moved = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "moved"))
     return moved.metadata.location
 
 
@@ -47,9 +47,9 @@ def _created(uuid: str, location: str) -> list[dict[str, Any]]:
     ]
 
 
-async def refused(it: Rig, caller: Caller, location: str) -> None:
+async def refused(rig: Rig, caller: Caller, location: str) -> None:
     """Check that every operation with a location rejects this location."""
-    catalog = it.catalog
+    catalog = rig.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
     create = CreateTable(name="x", schema=SCHEMA, location=location)
     created = TableChange(
@@ -58,11 +58,11 @@ async def refused(it: Rig, caller: Caller, location: str) -> None:
     doors: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
         "stage": lambda: catalog.tables.stage(caller, ("a",), create),
-        "commit of a staged table": lambda: it.commits.commit_transaction(caller, [created]),
+        "commit of a staged table": lambda: rig.commits.commit_transaction(caller, [created]),
         "view": lambda: catalog.views.create(
             caller, ("a",), CreateView(name="x", schema=SCHEMA, view_version=VERSION, location=location)
         ),
-        "set-location": lambda: it.commits.commit_table(
+        "set-location": lambda: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-location", "location": location}]
         ),
         "set-location of a view": lambda: catalog.views.replace(
@@ -75,69 +75,69 @@ async def refused(it: Rig, caller: Caller, location: str) -> None:
         doors[f"create with {name}"] = lambda name=name: catalog.tables.create(
             caller, ("a",), CreateTable(name="x", schema=SCHEMA, properties={name: location})
         )
-        doors[f"set {name}"] = lambda name=name: it.commits.commit_table(
+        doors[f"set {name}"] = lambda name=name: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
     for what, door in doors.items():
-        with pytest.raises(SeamarkError) as refused:
+        with pytest.raises(SeamarkError) as error:
             await door()
-        assert isinstance(refused.value, (BadRequest, Forbidden)), (what, refused.value)
+        assert isinstance(error.value, (BadRequest, Forbidden)), (what, error.value)
         assert not await catalog.tables.exists(("a",), "x"), what
 
 
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
 async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
         for spelling in _spellings(location):
-            await refused(it, caller, spelling)
+            await refused(rig, caller, spelling)
 
 
 async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/deep"
-        await it.catalog.tables.create(
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/deep"
+        await rig.catalog.tables.create(
             CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
         )
         with pytest.raises(BadRequest, match="overlaps"):
-            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=place))
-        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
+            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=place))
+        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
 
 
 async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
-        await refused(it, CONFINED, location)
-        row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
-        await it.catalog.dropped.restore(CALLER, row.id, None, "again")
-        await refused(it, CONFINED, location)
-        await it.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
-        await refused(it, CONFINED, location)
-        row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
-        await it.catalog.dropped.purge(CALLER, row.id)
-        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        await rig.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
+        await refused(rig, CONFINED, location)
+        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        await rig.catalog.dropped.restore(CALLER, row.id, None, "again")
+        await refused(rig, CONFINED, location)
+        await rig.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
+        await refused(rig, CONFINED, location)
+        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        await rig.catalog.dropped.purge(CALLER, row.id)
+        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
 
 
 async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
-        await it.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        new = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
+        await rig.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
         for place in (location, new):
-            await refused(it, CALLER, place)
-        await it.commits.commit_table(
+            await refused(rig, CALLER, place)
+        await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
 
 
 async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/race"
         staged = [
-            (await it.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
+            (await rig.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
             for n, where in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
         ]
         changes = [
@@ -150,75 +150,75 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
             for n, one in enumerate(staged)
         ]
         outcomes = await asyncio.gather(
-            *(it.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True
+            *(rig.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
 async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
-        await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        token = it.catalog.staging.issue(("a",), "s", place)
-        assert await it.catalog.find_staged_location(token, ("a",), "s") == place
-        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        assert await it.catalog.find_staged_location(token, ("a",), "s") == place
-        await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/staged"
+        await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        token = rig.catalog.staging.issue(("a",), "s", place)
+        assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
+        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
+        await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
         with pytest.raises(Forbidden, match="Another table has claimed"):
-            await it.catalog.find_staged_location(token, ("a",), "s")
+            await rig.catalog.find_staged_location(token, ("a",), "s")
 
 
 async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        folder = Path(parse_location(rig.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         (folder / "other").symlink_to(folder.parent / "b")
         for caller in (CALLER, CONFINED):
             for place in ("link", "link/x", "other", "other/x/y"):
                 request = CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/{place}")
                 with pytest.raises(BadRequest, match="symbolic link"):
-                    await it.catalog.tables.create(caller, ("a",), request)
+                    await rig.catalog.tables.create(caller, ("a",), request)
             request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"file://{folder}/other/x"})
             with pytest.raises(BadRequest, match="symbolic link"):
-                await it.catalog.tables.create(caller, ("a",), request)
-        entry = await it.catalog.tables.entry(("b",), "moved")
+                await rig.catalog.tables.create(caller, ("a",), request)
+        entry = await rig.catalog.tables.entry(("b",), "moved")
         spelled = entry.metadata_location.replace(location, f"file://{folder}/link")
         with pytest.raises(BadRequest, match="symbolic link"):
-            await it.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
     """A folder that becomes a link after its table was created claims nothing in the target."""
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        before = await it.catalog.context.store.claims((await it.catalog.tables.entry(("b",), "moved")).uuid)
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        before = await rig.catalog.context.store.claims((await rig.catalog.tables.entry(("b",), "moved")).uuid)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
-        folder.symlink_to(parse_location(it.catalog.warehouse.namespace_location(("b",))).file_path)
-        assert [it.catalog.warehouse.key(parse_location(location))] == [before[0].location]
-        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
+        folder.symlink_to(parse_location(rig.catalog.warehouse.namespace_location(("b",))).file_path)
+        assert [rig.catalog.warehouse.key(parse_location(location))] == [before[0].location]
+        await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 
 async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        common = {"write.data.path": f"{it.catalog.warehouse.namespace_location(('a',))}/common"}
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        common = {"write.data.path": f"{rig.catalog.warehouse.namespace_location(('a',))}/common"}
         for name in ("one", "two"):
-            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
+            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
         with pytest.raises(BadRequest, match="overlaps"):
-            await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
+            await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
 
 
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
     """The tables overlapped before overlaps were rejected."""
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/over"
-        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
-        outer = (await it.catalog.tables.load(("a",), "outer")).entry
-        inner = (await it.catalog.tables.load(("a",), "mine")).entry
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/over"
+        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
+        outer = (await rig.catalog.tables.load(("a",), "outer")).entry
+        inner = (await rig.catalog.tables.load(("a",), "mine")).entry
         assert outer is not None
         assert inner is not None
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
@@ -238,35 +238,35 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
         for number, file in enumerate((live, own), 1)
     ]
     path.write_text(json.dumps(document))
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         for file in (live, own):
-            await it.objects.create(file, b"live")
-        await it.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
-        row = (await it.catalog.dropped.list(("a",), None, None)).items[0]
-        await it.catalog.dropped.purge(CALLER, row.id)
-        assert await it.objects.exists(live)
+            await rig.objects.create(file, b"live")
+        await rig.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
+        row = (await rig.catalog.dropped.list(("a",), None, None)).items[0]
+        await rig.catalog.dropped.purge(CALLER, row.id)
+        assert await rig.objects.exists(live)
         for file in (own, f"file://{path}"):
-            assert not await it.objects.exists(file)
+            assert not await rig.objects.exists(file)
 
 
 async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        theirs = await prepared(it)
-        created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
-        assert await it.catalog.load_location(("a",), "mine")
+    async with open_rig(tmp_path) as rig:
+        theirs = await prepared(rig)
+        created = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        assert await rig.catalog.load_location(("a",), "mine")
         assert created.entry is not None
         path = name_freely(created.entry.metadata_location)
         path.write_text(json.dumps({**json.loads(path.read_text()), "location": theirs}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
-            await it.catalog.load_location(("a",), "forged")
+            await rig.catalog.load_location(("a",), "forged")
 
 
 @pytest.mark.parametrize("moved", [False, True])
 async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
-    async with rig(tmp_path) as it:
-        theirs = await prepared(it)
-        victim = (await it.catalog.tables.load(("b",), "moved")).entry
-        forged = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+    async with open_rig(tmp_path) as rig:
+        theirs = await prepared(rig)
+        victim = (await rig.catalog.tables.load(("b",), "moved")).entry
+        forged = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
         assert forged.entry is not None
         path = name_freely(forged.entry.metadata_location)
@@ -281,16 +281,16 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
         path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         with pytest.raises(Forbidden) if moved else contextlib.nullcontext():
-            await it.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
+            await rig.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
         await asyncio.sleep(0.5)
-        assert await it.objects.exists(victim.metadata_location)
+        assert await rig.objects.exists(victim.metadata_location)
 
 
 async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        tables, dropped = it.catalog.tables, it.catalog.dropped
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        tables, dropped = rig.catalog.tables, rig.catalog.dropped
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
 
         def make(name: str, location: str = place, caller: Caller = CONFINED) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
@@ -305,16 +305,16 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await dropped.restore(CONFINED, row.id, None, "back")
         await dropped.purge(CALLER, row.id)
-        assert await it.objects.exists(second.metadata_location)
-        assert await it.objects.exists(first.metadata_location), "it lies in a place that is another's now"
+        assert await rig.objects.exists(second.metadata_location)
+        assert await rig.objects.exists(first.metadata_location), "it lies in a place that is another's now"
         assert (await tables.load(("a",), "again")).entry == second
 
 
 async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_location(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        tables, views = it.catalog.tables, it.catalog.views
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        tables, views = rig.catalog.tables, rig.catalog.views
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
         first = (await tables.create(CALLER, ("a",), table)).entry
         await tables.drop(CALLER, ("a",), "again", purge=False)
@@ -331,28 +331,30 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
             assert (await tables.load(("a",), name)).metadata.table_uuid == entry.uuid
         view = CreateView(name="seen", schema=SCHEMA, view_version=VERSION, location=f"{place}-view")
-        seen = (await views.create(CALLER, ("a",), view)).entry
+        seen_entry = (await views.create(CALLER, ("a",), view)).entry
         await views.drop(CALLER, ("a",), "seen")
         await views.create(CALLER, ("a",), view)
         with pytest.raises(CommitConflict, match="since it was dropped"):
-            await views.register(CALLER, ("a",), "old", seen.metadata_location)
+            await views.register(CALLER, ("a",), "old", seen_entry.metadata_location)
 
 
 async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the_locations(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        tables, name = it.catalog.tables, (("b",), "moved")
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        tables, name = rig.catalog.tables, (("b",), "moved")
         first = (await tables.load(*name)).entry
         assert first is not None
-        elsewhere, allowed = f"{it.settings.warehouse_uri()}/later", f"{it.settings.warehouse_uri()}/lent"
+        elsewhere, allowed = f"{rig.settings.warehouse_uri()}/later", f"{rig.settings.warehouse_uri()}/lent"
         updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
-        await it.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
+        await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second = (await tables.load(*name)).entry
         assert second is not None
 
         async def places() -> tuple[set[str], set[str]]:
-            claims = await it.store.claims(first.uuid)
-            return {one.location for one in claims if not one.allowed}, {one.location for one in claims if one.allowed}
+            claims = await rig.store.claims(first.uuid)
+            return {claim.location for claim in claims if not claim.allowed}, {
+                claim.location for claim in claims if claim.allowed
+            }
 
         before = await places()
         assert before[1] == {location_key(parse_location(allowed))}
@@ -360,25 +362,25 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         assert await places() == (before[0], set()), "files lie where they were written"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
         assert await places() == before
-        await refused(it, CALLER, location)
+        await refused(rig, CALLER, location)
 
 
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
     """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
-    async with rig(tmp_path) as it:
-        await prepared(it)
-        tables, name = it.catalog.tables, (("a",), "old")
+    async with open_rig(tmp_path) as rig:
+        await prepared(rig)
+        tables, name = rig.catalog.tables, (("a",), "old")
         victim = (await tables.load(("b",), "moved")).entry
-        made = (await tables.load(("a",), "mine")).metadata
+        metadata = (await tables.load(("a",), "mine")).metadata
         assert victim is not None
-        claims, instants = await it.store.claims(victim.uuid), await it.store.instants(_of(victim.uuid), 100)
-        place = f"{it.catalog.warehouse.namespace_location(('a',))}/old"
-        old = {**json.loads(encode_table(made)), "location": place, "format-version": 1}
+        claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_of(victim.uuid), 100)
+        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
+        old = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
         del old["table-uuid"]
-        await it.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
+        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
         entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
         assert entry is not None
-        await it.commits.commit_table(
+        await rig.commits.commit_table(
             CONFINED,
             *name,
             [],
@@ -387,30 +389,30 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
                 {"action": "set-properties", "updates": {"write.data.path": f"{place}-data"}},
             ],
         )
-        snapshot = {"snapshot-id": 5, "timestamp-ms": made.last_updated_ms + 1, "summary": {"operation": "append"}}
+        snapshot = {"snapshot-id": 5, "timestamp-ms": metadata.last_updated_ms + 1, "summary": {"operation": "append"}}
         snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
         with pytest.raises(BadRequest, match="outside the table's folders"):
-            await it.commits.commit_table(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
-        assert await it.store.claims(victim.uuid) == claims
-        assert await it.store.instants(_of(victim.uuid), 100) == instants
-        assert {one.action for one in await it.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}
-        stored = await it.store.entry(EntryKind.TABLE, *name)
-        assert stored is not None
-        assert stored.uuid == entry.uuid
+            await rig.commits.commit_table(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
+        assert await rig.store.claims(victim.uuid) == claims
+        assert await rig.store.instants(_of(victim.uuid), 100) == instants
+        assert {instant.action for instant in await rig.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}
+        stored_entry = await rig.store.entry(EntryKind.TABLE, *name)
+        assert stored_entry is not None
+        assert stored_entry.uuid == entry.uuid
 
 
 async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_nor_changed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        views = it.catalog.views
-        victim = (await it.catalog.tables.load(("b",), "moved")).entry
-        seen = (await views.load(("a",), "view")).entry
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        views = rig.catalog.views
+        victim = (await rig.catalog.tables.load(("b",), "moved")).entry
+        entry = (await views.load(("a",), "view")).entry
         assert victim is not None
-        claims = await it.store.claims(victim.uuid)
-        path = name_freely(seen.metadata_location)
+        claims = await rig.store.claims(victim.uuid)
+        path = name_freely(entry.metadata_location)
         forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
         path.write_text(json.dumps(forged))
-        it.catalog.documents.cache.clear()
+        rig.catalog.documents.cache.clear()
         with pytest.raises(Forbidden, match="overwritten"):
             await views.load(("a",), "view")
         for update in (
@@ -419,7 +421,7 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         ):
             with pytest.raises(Forbidden, match="overwritten"):
                 await views.replace(CONFINED, ("a",), "view", [], [update])
-        assert await it.store.claims(victim.uuid) == claims
+        assert await rig.store.claims(victim.uuid) == claims
 
 
 def _of(uuid: str) -> InstantFilter:

@@ -14,7 +14,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.sql import names
-from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 from tests.catalog.test_confinement import VERSION
 
 A = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -28,24 +28,24 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "SQLite" else {"database": request.getfixturevalue("postgres_url")}
 
 
-async def moved_table(it: Rig) -> str:
+async def moved_table(rig: Rig) -> str:
     """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
-        await it.catalog.namespaces.create(CALLER, path, {})
-    created = await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
-    await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "t"))
-    await it.objects.create(f"{created.metadata.location}/data/secret.parquet", b"secret")
+        await rig.catalog.namespaces.create(CALLER, path, {})
+    created = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "t"))
+    await rig.objects.create(f"{created.metadata.location}/data/secret.parquet", b"secret")
     return created.metadata.location
 
 
-async def housekeep(it: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
+async def housekeep(rig: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
     clock.advance(after_ms)
-    await it.catalog.dropped.purge_expired()
-    await it.catalog.dropped.release_unused()
+    await rig.catalog.dropped.purge_expired()
+    await rig.catalog.dropped.release_unused()
 
 
-async def check_invariants(it: Rig) -> None:
-    store: Any = it.store
+async def check_invariants(rig: Rig) -> None:
+    store: Any = rig.store
     await store.check_invariants()
 
 
@@ -55,27 +55,27 @@ def delete_files(location: str) -> None:
             path.unlink()
 
 
-async def refuse(it: Rig, caller: Caller, namespace: str, location: str) -> None:
+async def refuse(rig: Rig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
     for place in (location, f"{location}/data", f"{location}/x/y"):
         request = CreateTable(name="x", schema=SCHEMA, location=place)
         with pytest.raises(BadRequest, match="overlaps"):
-            await it.catalog.tables.create(caller, (namespace,), request)
+            await rig.catalog.tables.create(caller, (namespace,), request)
     request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"{location}/data"})
     with pytest.raises(BadRequest, match="overlaps"):
-        await it.catalog.tables.create(caller, (namespace,), request)
+        await rig.catalog.tables.create(caller, (namespace,), request)
 
 
-async def _drop(it: Rig) -> None:
-    await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
+async def _drop(rig: Rig) -> None:
+    await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
-async def _purge(it: Rig) -> None:
-    await it.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
+async def _purge(rig: Rig) -> None:
+    await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
 
 
-async def _unregister(it: Rig) -> None:
-    await it.catalog.tables.unregister(CALLER, ("b",), "t")
+async def _unregister(rig: Rig) -> None:
+    await rig.catalog.tables.unregister(CALLER, ("b",), "t")
 
 
 @pytest.mark.each_value
@@ -85,122 +85,122 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
     tmp_path: Path, database: dict[str, Any], ending: Callable[[Rig], Any], retention_s: int
 ) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as it:
-        location = await moved_table(it)
-        await ending(it)
+    async with open_rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as rig:
+        location = await moved_table(rig)
+        await ending(rig)
         for _ in range(3):
-            await housekeep(it, clock)
-            await refuse(it, A, "a", location)
-        await check_invariants(it)
-        (row,) = (await it.catalog.dropped.list_retained(None, None, None)).items
+            await housekeep(rig, clock)
+            await refuse(rig, A, "a", location)
+        await check_invariants(rig)
+        (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert (row.entry.namespace, row.entry.name) == (("b",), "t")
-        assert (await it.catalog.dropped.list(None, None, None)).items == []
+        assert (await rig.catalog.dropped.list(None, None, None)).items == []
         with pytest.raises(NotFound, match="retention"):
-            await it.catalog.dropped.restore(CALLER, row.id, None, None)
+            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
         delete_files(location)
-        await housekeep(it, clock, _DAY_MS)
-        assert (await it.catalog.dropped.list_retained(None, None, None)).items == []
-        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
-        await check_invariants(it)
+        await housekeep(rig, clock, _DAY_MS)
+        assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
+        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await check_invariants(rig)
 
 
 async def test_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, **database) as it:
-        location = await moved_table(it)
-        metadata_location = (await it.catalog.tables.entry(("b",), "t")).metadata_location
-        await _drop(it)
-        await housekeep(it, clock)
-        await it.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
-        assert (await it.catalog.dropped.list_retained(None, None, None)).items == []
-        assert await it.store.names_of((await it.catalog.tables.entry(("b",), "back")).uuid) == 1
-        await it.catalog.tables.unregister(CALLER, ("b",), "back")
-        await housekeep(it, clock)
+    async with open_rig(tmp_path, clock=clock, **database) as rig:
+        location = await moved_table(rig)
+        metadata_location = (await rig.catalog.tables.entry(("b",), "t")).metadata_location
+        await _drop(rig)
+        await housekeep(rig, clock)
+        await rig.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
+        assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
+        assert await rig.store.names_of((await rig.catalog.tables.entry(("b",), "back")).uuid) == 1
+        await rig.catalog.tables.unregister(CALLER, ("b",), "back")
+        await housekeep(rig, clock)
         request = CreateTable(name="other", schema=SCHEMA, location=location)
-        await it.catalog.tables.create(CALLER, ("b",), request)
-        await refuse(it, A, "a", location)
-        await check_invariants(it)
+        await rig.catalog.tables.create(CALLER, ("b",), request)
+        await refuse(rig, A, "a", location)
+        await check_invariants(rig)
 
 
 async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, **database) as it:
-        location = await moved_table(it)
-        await _drop(it)
-        (row,) = (await it.catalog.dropped.list(None, None, None)).items
+    async with open_rig(tmp_path, clock=clock, **database) as rig:
+        location = await moved_table(rig)
+        await _drop(rig)
+        (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         with pytest.raises(BadRequest, match="can be restored"):
-            await it.catalog.dropped.release(row.id)
-        await housekeep(it, clock)
-        await it.catalog.dropped.purge(CALLER, row.id)
-        assert await it.files() == {f"{location}/data/secret.parquet"}
-        await refuse(it, A, "a", location)
-        (row,) = (await it.catalog.dropped.list_retained(("b",), None, None)).items
-        assert (await it.catalog.dropped.list_retained(("a",), None, None)).items == []
-        await it.catalog.dropped.release(row.id)
-        assert await it.files() == {f"{location}/data/secret.parquet"}
-        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+            await rig.catalog.dropped.release(row.id)
+        await housekeep(rig, clock)
+        await rig.catalog.dropped.purge(CALLER, row.id)
+        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        await refuse(rig, A, "a", location)
+        (row,) = (await rig.catalog.dropped.list_retained(("b",), None, None)).items
+        assert (await rig.catalog.dropped.list_retained(("a",), None, None)).items == []
+        await rig.catalog.dropped.release(row.id)
+        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         with pytest.raises(NotFound):
-            await it.catalog.dropped.release(row.id)
+            await rig.catalog.dropped.release(row.id)
 
 
 async def test_release_works_before_housekeeping_has_processed_the_end_of_the_retention(
     tmp_path: Path, database: dict[str, Any]
 ) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, **database) as it:
-        location = await moved_table(it)
-        await _drop(it)
-        (row,) = (await it.catalog.dropped.list(None, None, None)).items
+    async with open_rig(tmp_path, clock=clock, **database) as rig:
+        location = await moved_table(rig)
+        await _drop(rig)
+        (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         clock.advance(_WEEK_MS + 1)
-        await it.catalog.dropped.release(row.id)
-        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
-        await check_invariants(it)
+        await rig.catalog.dropped.release(row.id)
+        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await check_invariants(rig)
 
 
 async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, **database) as it:
-        await moved_table(it)
-        view = await it.catalog.views.create(CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
-        await it.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
-        await it.catalog.views.drop(CALLER, ("b",), "v")
-        await housekeep(it, clock)
-        await refuse(it, A, "a", view.metadata.location)
-        (row,) = (await it.catalog.dropped.list_retained(None, None, None)).items
+    async with open_rig(tmp_path, clock=clock, **database) as rig:
+        await moved_table(rig)
+        view = await rig.catalog.views.create(CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
+        await rig.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
+        await rig.catalog.views.drop(CALLER, ("b",), "v")
+        await housekeep(rig, clock)
+        await refuse(rig, A, "a", view.metadata.location)
+        (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert row.entry.kind is EntryKind.VIEW
-        await it.catalog.dropped.purge(CALLER, row.id)
+        await rig.catalog.dropped.purge(CALLER, row.id)
         request = CreateTable(name="x", schema=SCHEMA, location=view.metadata.location)
-        await it.catalog.tables.create(A, ("a",), request)
+        await rig.catalog.tables.create(A, ("a",), request)
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
     """The former namespace's writer can write the file, and spell the location so that nothing is found there."""
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock) as it:
-        location = await moved_table(it)
-        entry = await it.catalog.tables.entry(("b",), "t")
+    async with open_rig(tmp_path, clock=clock) as rig:
+        location = await moved_table(rig)
+        entry = await rig.catalog.tables.entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
         for spelled in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
             file.write_text(file.read_text().replace(location, spelled) if spelled else "{}")
-        await _drop(it)
+        await _drop(rig)
         for _ in range(2):
-            await housekeep(it, clock)
-        await refuse(it, A, "a", location)
+            await housekeep(rig, clock)
+        await refuse(rig, A, "a", location)
 
 
 async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock) as it:
-        location = await moved_table(it)
-        await _drop(it)
+    async with open_rig(tmp_path, clock=clock) as rig:
+        location = await moved_table(rig)
+        await _drop(rig)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         (tmp_path / "empty").mkdir()
         folder.symlink_to(tmp_path / "empty")
-        await housekeep(it, clock)
+        await housekeep(rig, clock)
         folder.unlink()
         Path(f"{folder}-away").rename(folder)
-        await refuse(it, A, "a", location)
+        await refuse(rig, A, "a", location)
 
 
 async def test_entries_of_a_namespace_that_keep_locations_are_limited(
@@ -208,17 +208,17 @@ async def test_entries_of_a_namespace_that_keep_locations_are_limited(
 ) -> None:
     monkeypatch.setattr(names, "DROPPED_MAX", 3)
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, **database) as it:
-        await it.catalog.namespaces.create(CALLER, ("a",), {})
+    async with open_rig(tmp_path, clock=clock, **database) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("a",), {})
         for number in range(4):
-            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=f"t{number}", schema=SCHEMA))
+            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=f"t{number}", schema=SCHEMA))
         for number in range(3):
-            await it.catalog.tables.drop(CALLER, ("a",), f"t{number}", purge=False)
-            await housekeep(it, clock)
+            await rig.catalog.tables.drop(CALLER, ("a",), f"t{number}", purge=False)
+            await housekeep(rig, clock)
         for purge in (False, True):
             with pytest.raises(BadRequest, match="purge or release some"):
-                await it.catalog.tables.drop(CALLER, ("a",), "t3", purge=purge)
-        assert await it.catalog.tables.exists(("a",), "t3")
-        row, *_ = (await it.catalog.dropped.list_retained(None, None, None)).items
-        await it.catalog.dropped.purge(CALLER, row.id)
-        await it.catalog.tables.drop(CALLER, ("a",), "t3", purge=False)
+                await rig.catalog.tables.drop(CALLER, ("a",), "t3", purge=purge)
+        assert await rig.catalog.tables.exists(("a",), "t3")
+        row, *_ = (await rig.catalog.dropped.list_retained(None, None, None)).items
+        await rig.catalog.dropped.purge(CALLER, row.id)
+        await rig.catalog.tables.drop(CALLER, ("a",), "t3", purge=False)

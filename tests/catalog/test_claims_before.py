@@ -16,22 +16,22 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 from tests.catalog.test_claims import CONFINED, prepared, refused
 from tests.catalog.test_confinement import VERSION
 
 
 async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
-        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
-        gone = (await it.catalog.tables.load(("b",), "gone")).metadata.location
-        await it.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
+        await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
+        removed_location = (await rig.catalog.tables.load(("b",), "gone")).metadata.location
+        await rig.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
-    async with rig(tmp_path) as it:
-        for place in (location, gone):
-            await refused(it, CONFINED, place)
+    async with open_rig(tmp_path) as rig:
+        for place in (location, removed_location):
+            await refused(rig, CONFINED, place)
 
 
 class _Away:
@@ -54,16 +54,16 @@ async def _upgraded(home: Path) -> dict[str, str]:
     """Prepare a server from before claims; return the locations of a table in `b`, and of a table with files
     elsewhere.
     """
-    async with rig(home) as it:
-        found = {"moved": await prepared(it)}
-        apart = {"write.metadata.path": f"{it.settings.warehouse_uri()}/apart/meta"}
-        made = await it.catalog.tables.create(
+    async with open_rig(home) as rig:
+        results = {"moved": await prepared(rig)}
+        apart = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
+        made = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
         )
-        found["apart"] = made.metadata.location
+        results["apart"] = made.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
-    return found
+    return results
 
 
 async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
@@ -75,16 +75,16 @@ async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
         wrapped.append(_Away(objects))
         return wrapped[-1]
 
-    async with rig(tmp_path, clock=clock, wrap_objects=wrap) as it:
-        catalog = it.catalog
-        assert await it.store.list_unclaimed("", 9), "no claim is better than a wrong one"
+    async with open_rig(tmp_path, clock=clock, wrap_objects=wrap) as rig:
+        catalog = rig.catalog
+        assert await rig.store.list_unclaimed("", 9), "no claim is better than a wrong one"
         create = CreateTable(name="x", schema=SCHEMA)
         view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
         doors: list[Any] = [
             lambda: catalog.tables.create(CALLER, ("a",), create),
             lambda: catalog.tables.stage(CONFINED, ("a",), create),
             lambda: catalog.views.create(CONFINED, ("a",), view),
-            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{it.settings.warehouse_uri()}/c"}),
+            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{rig.settings.warehouse_uri()}/c"}),
         ]
         for door in doors:
             with pytest.raises(RetryLater, match="cannot be checked"):
@@ -94,9 +94,9 @@ async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
         wrapped[0].away = False
         clock.advance(6000)
         await doors[0]()
-        assert await it.store.list_unclaimed("", 9) == []
+        assert await rig.store.list_unclaimed("", 9) == []
         for place in places.values():
-            await _refused_table(it, place)
+            await _refused_table(rig, place)
         await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
 
 
@@ -108,59 +108,59 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
         wrapped.append(_Away(objects))
         return wrapped[-1]
 
-    async with rig(tmp_path, wrap_objects=wrap) as it:
+    async with open_rig(tmp_path, wrap_objects=wrap) as rig:
         name = (("b",), "apart")
-        entry = await it.catalog.tables.entry(*name)
-        await it.catalog.tables.drop(CALLER, *name, purge=False)
-        (row,) = (await it.catalog.dropped.list(("b",), None, None)).items
-        before = await it.files()
+        entry = await rig.catalog.tables.entry(*name)
+        await rig.catalog.tables.drop(CALLER, *name, purge=False)
+        (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
+        before = await rig.files()
         wrapped[0].away = False
-        document = await it.catalog.documents.table(entry.metadata_location)
-        it.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
+        document = await rig.catalog.documents.table(entry.metadata_location)
+        rig.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
         wrapped[0].away = True
-        await it.catalog.dropped.purge(CALLER, row.id)
-        assert await it.files() == before, "the storage gave nothing of the other tables"
+        await rig.catalog.dropped.purge(CALLER, row.id)
+        assert await rig.files() == before, "the storage gave nothing of the other tables"
         wrapped[0].away = False
-        await it.catalog.dropped.purge_expired()
-        assert entry.metadata_location not in await it.files()
+        await rig.catalog.dropped.purge_expired()
+        assert entry.metadata_location not in await rig.files()
 
 
 async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp_path: Path) -> None:
     places = await _upgraded(tmp_path)
-    async with rig(tmp_path) as it:
-        entry = (await it.catalog.tables.load(("b",), "moved")).entry
+    async with open_rig(tmp_path) as rig:
+        entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         assert entry is not None
     path = Path(parse_location(entry.metadata_location).file_path)
-    kept = path.read_bytes()
+    content = path.read_bytes()
     path.unlink()
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
     clock = SimulatedClock(2)
-    async with rig(tmp_path, clock=clock) as it:
-        assert [one.uuid for one in await it.store.list_unclaimed("", 9)] == [entry.uuid]
+    async with open_rig(tmp_path, clock=clock) as rig:
+        assert [item.uuid for item in await rig.store.list_unclaimed("", 9)] == [entry.uuid]
         create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
         for caller in (CALLER, CONFINED):
             with pytest.raises(RetryLater, match="missing or broken"):
-                await it.catalog.tables.create(caller, ("a",), create)
-        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
-        assert await create_remaining_claims(it.catalog.context) == 0
-        path.write_bytes(kept)
-        assert await create_remaining_claims(it.catalog.context) == 1
-        assert await create_remaining_claims(it.catalog.context) == 0
-        await _refused_table(it, places["moved"])
+                await rig.catalog.tables.create(caller, ("a",), create)
+        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
+        assert await create_remaining_claims(rig.catalog.context) == 0
+        path.write_bytes(content)
+        assert await create_remaining_claims(rig.catalog.context) == 1
+        assert await create_remaining_claims(rig.catalog.context) == 0
+        await _refused_table(rig, places["moved"])
 
 
-async def _refused_table(it: Rig, location: str) -> None:
+async def _refused_table(rig: Rig, location: str) -> None:
     with pytest.raises(BadRequest, match="overlaps"):
-        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
+        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 
 
 async def test_entries_that_an_older_server_creates_concurrently_can_be_written(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await prepared(it)
+    async with open_rig(tmp_path) as rig:
+        location = await prepared(rig)
         with sqlite3.connect(tmp_path / "seamark.db") as connection:
             connection.execute("DELETE FROM claims")
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
-        assert await it.catalog.load_location(("b",), "moved") == location
-        await refused(it, CONFINED, location)
+        await rig.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
+        assert await rig.catalog.load_location(("b",), "moved") == location
+        await refused(rig, CONFINED, location)

@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 STEERING = (
@@ -65,16 +65,16 @@ def test_ordinary_properties_of_engines_and_users_are_allowed(name: str) -> None
     assert not configures_client(name)
 
 
-async def _prepared(it: Rig) -> None:
-    await it.table()
-    await it.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
+async def _prepared(rig: Rig) -> None:
+    await rig.table()
+    await rig.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
 
 
 @pytest.mark.parametrize("name", ["s3.signer.uri", " PY-IO-IMPL ", "token"])
 async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: Path, name: str) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        catalog, bad = it.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        catalog, bad = rig.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
         update = {"action": "set-properties", "updates": bad}
         create = CreateTable(name="x", schema=SCHEMA, properties=bad)
         view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
@@ -92,9 +92,9 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
         attempts: dict[str, Any] = {
             "create": catalog.tables.create(CALLER, ("db",), create),
             "stage": catalog.tables.stage(CALLER, ("db",), create),
-            "commit": it.commits.commit_table(CALLER, ("db",), "t", [], [update]),
-            "commit of a staged table": it.commits.commit_table(CALLER, ("db",), "y", *_split(create_change)),
-            "transaction": it.commits.commit_transaction(
+            "commit": rig.commits.commit_table(CALLER, ("db",), "t", [], [update]),
+            "commit of a staged table": rig.commits.commit_table(CALLER, ("db",), "y", *_split(create_change)),
+            "transaction": rig.commits.commit_transaction(
                 CALLER, [TableChange(namespace=("db",), name="t", requirements=[], updates=[update])]
             ),
             "create view": catalog.views.create(CALLER, ("db",), view),
@@ -104,9 +104,9 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             "function": catalog.functions.put(CALLER, ("db",), "f", document),
         }
         for what, attempt in attempts.items():
-            with pytest.raises(BadRequest) as refused:
+            with pytest.raises(BadRequest) as error:
                 await attempt
-            assert repr(name) in refused.value.message, what
+            assert repr(name) in error.value.message, what
 
 
 def _split(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -141,40 +141,40 @@ def _poison(location: str, **properties: str) -> str:
 
 
 async def test_registered_metadata_with_a_property_that_steers_clients_is_rejected(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        table = await it.catalog.tables.unregister(CALLER, ("db",), "t")
-        view = (await it.catalog.views.load(("db",), "v")).entry
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        table = await rig.catalog.tables.unregister(CALLER, ("db",), "t")
+        view = (await rig.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
         of_table, of_view = (
             _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"}) for entry in (table.entry, view)
         )
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await it.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await it.catalog.views.register(CALLER, ("db",), "s", of_view)
+            await rig.catalog.views.register(CALLER, ("db",), "s", of_view)
 
 
 async def test_stored_properties_that_steer_clients_are_neither_served_nor_written_again(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
         entries = [
-            (await it.catalog.tables.load(("db",), "t")).entry,
-            (await it.catalog.views.load(("db",), "v")).entry,
+            (await rig.catalog.tables.load(("db",), "t")).entry,
+            (await rig.catalog.views.load(("db",), "v")).entry,
         ]
     for entry in entries:
         assert entry is not None
         _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9", "py-io-impl": "evil.IO", "a": "b"})
-    async with rig(tmp_path) as it:
-        table = await it.catalog.tables.load(("db",), "t")
-        view = await it.catalog.views.load(("db",), "v")
+    async with open_rig(tmp_path) as rig:
+        table = await rig.catalog.tables.load(("db",), "t")
+        view = await rig.catalog.views.load(("db",), "v")
         assert table.entry is not None
         for properties in (table.metadata.properties, view.metadata.properties):
             assert properties["a"] == "b"
             assert not any(map(configures_client, properties))
-        document = await it.catalog.documents.document(table.entry.metadata_location, "all")
+        document = await rig.catalog.documents.document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}
-        after = await it.commits.commit_table(CALLER, ("db",), "t", [], [update])
+        after = await rig.commits.commit_table(CALLER, ("db",), "t", [], [update])
         assert after.entry is not None
-        assert b"signer" not in await it.objects.read(after.entry.metadata_location)
+        assert b"signer" not in await rig.objects.read(after.entry.metadata_location)

@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, rig
+from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, open_rig
 
 DB = ("db",)
 
@@ -43,18 +43,18 @@ def properties(**values: str) -> list[dict[str, Any]]:
 
 
 async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
         requirements, updates = append(7, None, 1)
-        done = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
+        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert done.entry is not None
-        assert entry.metadata_location == done.entry.metadata_location
-        assert (await it.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
-        assert [log.metadata_file for log in done.metadata.metadata_log] == [entry.previous_location]
-        instants = await it.store.instants(InstantFilter(uuid=entry.uuid), 10)
-        assert [(found.action, found.snapshot_id, found.who) for found in instants] == [
+        assert table.entry is not None
+        assert entry.metadata_location == table.entry.metadata_location
+        assert (await rig.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
+        assert [log.metadata_file for log in table.metadata.metadata_log] == [entry.previous_location]
+        instants = await rig.store.instants(InstantFilter(uuid=entry.uuid), 10)
+        assert [(instant.action, instant.snapshot_id, instant.who) for instant in instants] == [
             ("create", None, "tester"),
             ("commit", 7, "tester"),
         ]
@@ -62,15 +62,15 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
 
 
 async def test_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        first = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        await it.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
-        again = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        assert again.entry is not None
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        first = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
+        table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        assert table.entry is not None
         assert first.entry is not None
-        assert again.entry.metadata_location == first.entry.metadata_location
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
+        assert table.entry.metadata_location == first.entry.metadata_location
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
 
 
 def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -83,49 +83,49 @@ def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[
 async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
     tmp_path: Path, fate: str, spell: Callable[[str], str]
 ) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        loaded = await it.catalog.tables.load(DB, "t")
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        loaded = await rig.catalog.tables.load(DB, "t")
         commit = _with_uuid(spell(str(loaded.metadata.table_uuid)), 7)
         commit[0][-1]["type"] = spell(commit[0][-1]["type"])
-        await it.commits.commit_table(CALLER, DB, "t", *commit)
+        await rig.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
-            await it.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))
+            await rig.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))
         else:
-            await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
             if fate == "replaced":
-                await it.table()
+                await rig.table()
         with pytest.raises(CommitUnknown, match="succeeded"):
-            await it.commits.commit_table(CALLER, DB, "t", *commit)
+            await rig.commits.commit_table(CALLER, DB, "t", *commit)
         with pytest.raises((CommitConflict, NoSuchTable)):
-            await it.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
+            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
 
 
 async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         changes = []
         for number, name in enumerate(("a", "b"), 1):
-            await it.table(name)
+            await rig.table(name)
             requirements, updates = append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
-        await it.commits.commit_transaction(CALLER, changes)
-        stands = [await it.catalog.tables.entry(DB, name) for name in ("a", "b")]
-        await it.commits.commit_transaction(CALLER, list(reversed(changes)))
-        assert [await it.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
+        await rig.commits.commit_transaction(CALLER, changes)
+        stands = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
+        await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
+        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
         other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
         for refused in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
-                await it.commits.commit_transaction(CALLER, refused)
+                await rig.commits.commit_transaction(CALLER, refused)
 
 
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        before = await it.files()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        before = await rig.files()
         with pytest.raises(CommitConflict, match="branch main"):
-            await it.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
-        assert await it.files() == before
+            await rig.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
+        assert await rig.files() == before
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
@@ -135,19 +135,19 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         racing.append(RacingStore(store))
         return racing[0]
 
-    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
-        await it.table()
+    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+        await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
 
         racing[0].intruder = intrude
-        done = await it.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
-        assert {"ours", "theirs"} <= set(done.metadata.properties)
-        await it.publisher.close()
-        log = {entry.metadata_file for entry in done.metadata.metadata_log}
-        assert done.entry is not None
-        assert await it.files() == log | {done.entry.metadata_location}, "the lost attempt's file must be gone"
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
+        assert {"ours", "theirs"} <= set(table.metadata.properties)
+        await rig.publisher.close()
+        log = {entry.metadata_file for entry in table.metadata.metadata_log}
+        assert table.entry is not None
+        assert await rig.files() == log | {table.entry.metadata_location}, "the lost attempt's file must be gone"
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
@@ -157,22 +157,22 @@ async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_pat
         racing.append(RacingStore(store))
         return racing[0]
 
-    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
-        await it.table()
+    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+        await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
         racing[0].intruder = intrude
         with pytest.raises(CommitConflict):
-            await it.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+            await rig.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
 async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table("a")
-        await it.table("b")
+    async with open_rig(tmp_path) as rig:
+        await rig.table("a")
+        await rig.table("b")
         good = TableChange(namespace=DB, name="a", requirements=[], updates=properties(x="1"))
         bad = TableChange(
             namespace=DB,
@@ -180,61 +180,61 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
             requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
             updates=[],
         )
-        before = await it.files()
+        before = await rig.files()
         with pytest.raises(CommitConflict):
-            await it.commits.commit_transaction(CALLER, [good, bad])
-        await it.publisher.close()
-        assert await it.files() == before
-        assert "x" not in (await it.catalog.tables.load(DB, "a")).metadata.properties
+            await rig.commits.commit_transaction(CALLER, [good, bad])
+        await rig.publisher.close()
+        assert await rig.files() == before
+        assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
         fine = TableChange(namespace=DB, name="b", requirements=[], updates=properties(y="1"))
-        await it.commits.commit_transaction(CALLER, [good, fine])
-        assert (await it.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
-        assert (await it.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
+        await rig.commits.commit_transaction(CALLER, [good, fine])
+        assert (await rig.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
+        assert (await rig.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
 
 async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
         change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
         with pytest.raises(BadRequest, match="two changes"):
-            await it.commits.commit_transaction(CALLER, [change, change])
+            await rig.commits.commit_transaction(CALLER, [change, change])
 
 
 async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        before = await it.files()
-        stands = await it.catalog.tables.load(DB, "t")
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        before = await rig.files()
+        stands = await rig.catalog.tables.load(DB, "t")
         same = [{"action": "set-location", "location": stands.metadata.location}]
-        done = await it.commits.commit_table(CALLER, DB, "t", [], same)
-        assert done.entry == stands.entry
-        assert await it.files() == before
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
+        assert table.entry == stands.entry
+        assert await rig.files() == before
 
 
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
         keyed = Caller(who="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h"))
-        done = await it.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
-        record = await it.store.idempotency("k", 0)
+        table = await rig.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
+        record = await rig.store.idempotency("k", 0)
         assert record is not None
-        assert done.entry is not None
-        assert (record.status, record.metadata_location) == (200, done.entry.metadata_location)
-        before = await it.files()
+        assert table.entry is not None
+        assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
+        before = await rig.files()
         with pytest.raises(IdempotencyTaken):
-            await it.commits.commit_table(keyed, DB, "t", [], properties(x="2"))
-        await it.publisher.close()
-        assert await it.files() == before
-        assert (await it.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
+            await rig.commits.commit_table(keyed, DB, "t", [], properties(x="2"))
+        await rig.publisher.close()
+        assert await rig.files() == before
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
 
 async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, DB, {})
-        staged = await it.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, DB, {})
+        staged = await rig.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
         assert staged.entry is None
-        assert not await it.catalog.tables.exists(DB, "t")
-        assert await it.files() == set()
+        assert not await rig.catalog.tables.exists(DB, "t")
+        assert await rig.files() == set()
         create = [
             {"action": "assign-uuid", "uuid": staged.metadata.table_uuid},
             {"action": "upgrade-format-version", "format-version": 2},
@@ -248,108 +248,108 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
         ]
         requirements = [{"type": "assert-create"}]
         updates = [*create, *append(5, None, 1)[1]]
-        done = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        assert done.metadata.table_uuid == staged.metadata.table_uuid
-        assert done.metadata.metadata_log == ()
-        again = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        assert again.entry is not None
-        assert done.entry is not None
-        assert again.entry.metadata_location == done.entry.metadata_location, "a lost reply, asked again"
+        table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
+        assert table.metadata.table_uuid == staged.metadata.table_uuid
+        assert table.metadata.metadata_log == ()
+        second_table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
+        assert second_table.entry is not None
+        assert table.entry is not None
+        assert second_table.entry.metadata_location == table.entry.metadata_location, "a lost reply, asked again"
         create[0]["uuid"] = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
         with pytest.raises(CommitConflict, match="table already exists"):
-            await it.commits.commit_table(CALLER, DB, "t", requirements, create)
+            await rig.commits.commit_table(CALLER, DB, "t", requirements, create)
 
 
 async def test_fifty_concurrent_creates_have_one_winner_and_leave_one_file(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, DB, {})
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, DB, {})
         request = CreateTable(name="t", schema=SCHEMA)
         outcomes = await asyncio.gather(
-            *(it.catalog.tables.create(CALLER, DB, request) for _ in range(50)), return_exceptions=True
+            *(rig.catalog.tables.create(CALLER, DB, request) for _ in range(50)), return_exceptions=True
         )
         winners = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         assert len(winners) == 1
         assert all(isinstance(outcome, AlreadyExists) for outcome in outcomes if isinstance(outcome, BaseException))
-        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert await it.files() == {entry.metadata_location}
+        assert await rig.files() == {entry.metadata_location}
 
 
 async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, DB, {})
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, DB, {})
         with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
-            await it.commits.commit_table(CALLER, DB, "none", [], properties(x="1"))
+            await rig.commits.commit_table(CALLER, DB, "none", [], properties(x="1"))
         with pytest.raises(NoSuchNamespace, match="Namespace does not exist: none"):
-            await it.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
+            await rig.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
         with pytest.raises(BadRequest, match="outside the warehouse"):
-            await it.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
+            await rig.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
 
 
 async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
-        await it.table(properties=keep)
+        await rig.table(properties=keep)
         for value in range(6):
-            done = await it.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
-        await it.publisher.close()
-        assert done.entry is not None
-        kept = {log.metadata_file for log in done.metadata.metadata_log}
-        assert len(kept) == 2
-        assert await it.files() == kept | {done.entry.metadata_location}
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+        await rig.publisher.close()
+        assert table.entry is not None
+        metadata_files = {log.metadata_file for log in table.metadata.metadata_log}
+        assert len(metadata_files) == 2
+        assert await rig.files() == metadata_files | {table.entry.metadata_location}
 
 
 async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
-        await it.table(properties=keep)
-        await it.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
-        await it.publisher.close()
-        entry, files = await it.catalog.tables.entry(DB, "t"), await it.files()
-        copied = json.loads(await it.objects.read(entry.metadata_location))
+        await rig.table(properties=keep)
+        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        await rig.publisher.close()
+        entry, files = await rig.catalog.tables.entry(DB, "t"), await rig.files()
+        copied = json.loads(await rig.objects.read(entry.metadata_location))
         old = copied["location"]
         copied |= {"location": f"{old}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
         copied["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
         place = f"{old}-copy/metadata/00000-copy.metadata.json"
-        await it.objects.create(place, json.dumps(copied).encode())
-        await it.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
+        await rig.objects.create(place, json.dumps(copied).encode())
+        await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):
-            await it.commits.commit_table(CALLER, DB, "copy", [], properties(y=str(value)))
-        await it.publisher.close()
-        assert files <= await it.files()
-        assert place not in await it.files()
+            await rig.commits.commit_table(CALLER, DB, "copy", [], properties(y=str(value)))
+        await rig.publisher.close()
+        assert files <= await rig.files()
+        assert place not in await rig.files()
 
 
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
-    async with rig(tmp_path / "a") as it:
-        await it.table(properties={"write.metadata.compression-codec": "gzip"})
-        done = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        assert done.entry is not None
-        assert done.entry.metadata_location.endswith(".gz.metadata.json")
-    async with rig(tmp_path / "a") as it:
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7
-        cost = it.catalog.documents.cache.stats().used_bytes
-        assert cost > 2 * len(await it.catalog.documents.document(done.entry.metadata_location, "all"))
+    async with open_rig(tmp_path / "a") as rig:
+        await rig.table(properties={"write.metadata.compression-codec": "gzip"})
+        table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        assert table.entry is not None
+        assert table.entry.metadata_location.endswith(".gz.metadata.json")
+    async with open_rig(tmp_path / "a") as rig:
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7
+        cost = rig.catalog.documents.cache.stats().used_bytes
+        assert cost > 2 * len(await rig.catalog.documents.document(table.entry.metadata_location, "all"))
 
 
 async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
         for value in range(3):
-            done = await it.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
-        assert done.entry is not None
-        await it.catalog.tables.unregister(CALLER, DB, "t")
-        await it.catalog.tables.register(CALLER, DB, "u", done.entry.metadata_location, overwrite=False)
-        again = await it.commits.commit_table(CALLER, DB, "u", [], properties(x="again"))
-        assert again.entry is not None
-        names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (done.entry, again.entry)]
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+        assert table.entry is not None
+        await rig.catalog.tables.unregister(CALLER, DB, "t")
+        await rig.catalog.tables.register(CALLER, DB, "u", table.entry.metadata_location, overwrite=False)
+        second_table = await rig.commits.commit_table(CALLER, DB, "u", [], properties(x="again"))
+        assert second_table.entry is not None
+        names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (table.entry, second_table.entry)]
         assert names == ["00003-", "00004-"]
 
 
 WRITERS = [Caller(who=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+async def publish(rig: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
     """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
     assert loaded.entry is not None
     updates, happenings = [], []
@@ -360,7 +360,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
         happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
         parent = snapshot_id
     now = SystemClock().now_ms()
-    return await it.publisher.publish(
+    return await rig.publisher.publish(
         CALLER,
         loaded.entry,
         loaded.metadata,
@@ -371,55 +371,57 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
 
 
 async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        loaded = await it.catalog.tables.load(DB, "t")
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        loaded = await rig.catalog.tables.load(DB, "t")
         assert loaded.entry is not None
-        done = await publish(it, loaded, 7, 8, 9)
-        stands = await it.catalog.tables.load(DB, "t")
-        assert done.entry is not None
+        new_publish = await publish(rig, loaded, 7, 8, 9)
+        stands = await rig.catalog.tables.load(DB, "t")
+        assert new_publish.entry is not None
         assert stands.entry is not None
-        assert (stands.entry.metadata_location, stands.entry.version) == (done.entry.metadata_location, 2)
+        assert (stands.entry.metadata_location, stands.entry.version) == (new_publish.entry.metadata_location, 2)
         assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded.entry.metadata_location]
         assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
-        assert await it.files() == {loaded.entry.metadata_location, done.entry.metadata_location}
-        instants = (await it.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
-        assert [(one.action, one.snapshot_id, one.who) for one in instants] == [
+        assert await rig.files() == {loaded.entry.metadata_location, new_publish.entry.metadata_location}
+        instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
+        assert [(instant.action, instant.snapshot_id, instant.who) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
             ("commit", 9, "ann"),
         ]
-        assert {one.metadata_location for one in instants} == {done.entry.metadata_location}
+        assert {instant.metadata_location for instant in instants} == {new_publish.entry.metadata_location}
         assert instants[0].summary == {
             "request-id": "request-of-ann",
             "updates": ["add-snapshot", "set-snapshot-ref"],
             "operation": "append",
             "added-records": "1",
         }
-        state = await it.store.producer(stands.entry.uuid, "ann")
+        state = await rig.store.producer(stands.entry.uuid, "ann")
         assert state is not None
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
 
 async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        loaded = await it.catalog.tables.load(DB, "t")
-        await it.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
-        stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        loaded = await rig.catalog.tables.load(DB, "t")
+        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
-            await publish(it, loaded, 7)
-        assert await it.store.producer(stands.entry.uuid, "ann") is None
+            await publish(rig, loaded, 7)
+        assert await rig.store.producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
-            await it.publisher.publish(CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[])
-        await publish(it, stands, 8, sequence=4)
-        stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
+            await rig.publisher.publish(
+                CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[]
+            )
+        await publish(rig, stands, 8, sequence=4)
+        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):
-            await publish(it, stands, 9, sequence=4)
-        await it.publisher.close()
-        assert await it.files() == before
-        assert await it.catalog.tables.load(DB, "t") == stands
+            await publish(rig, stands, 9, sequence=4)
+        await rig.publisher.close()
+        assert await rig.files() == before
+        assert await rig.catalog.tables.load(DB, "t") == stands
 
 
 class LosingStore:
@@ -455,37 +457,37 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         losing.append(LosingStore(store))
         return losing[0]
 
-    async with rig(tmp_path, wrap_store=wrap) as it:
-        await it.table()
-        loaded, before = await it.catalog.tables.load(DB, "t"), await it.files()
+    async with open_rig(tmp_path, wrap_store=wrap) as rig:
+        await rig.table()
+        loaded, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert loaded.entry is not None
         losing[0].loses, losing[0].falls_silent = lost, silent
         try:
-            await publish(it, loaded, 7, 8)
+            await publish(rig, loaded, 7, 8)
             got = "published"
         except (CommitConflict, CommitUnknown) as error:
             got = error.kind
-        await it.publisher.close()
+        await rig.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert got == ("commit_unknown" if silent else settled)
-        assert len(await it.files() - before) == (0 if got == "commit_conflict" else 1)
-        state = await it.store.producer(loaded.entry.uuid, "ann")
+        assert len(await rig.files() - before) == (0 if got == "commit_conflict" else 1)
+        state = await rig.store.producer(loaded.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 
 
 async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
-        async with it.publisher.lock(DB, "t"):
-            loaded = await it.catalog.tables.load(DB, "t")
-            waiting = asyncio.create_task(it.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
+        async with rig.publisher.lock(DB, "t"):
+            loaded = await rig.catalog.tables.load(DB, "t")
+            waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            done = await publish(it, loaded, 7)
+            new_publish = await publish(rig, loaded, 7)
         after = await waiting
-        await it.publisher.close()
+        await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None
-        assert done.entry is not None
-        assert after.entry.previous_location == done.entry.metadata_location
-        assert len(await it.files()) == 3, "nobody has written in vain"
+        assert new_publish.entry is not None
+        assert after.entry.previous_location == new_publish.entry.metadata_location
+        assert len(await rig.files()) == 3, "nobody has written in vain"

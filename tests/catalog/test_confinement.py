@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from tests.access.keyrings import fixed_keyring
-from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
 VERSION = {
@@ -26,22 +26,22 @@ VERSION = {
 }
 
 
-async def _prepared(it: Rig) -> str:
+async def _prepared(rig: Rig) -> str:
     """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
-        await it.catalog.namespaces.create(CALLER, path, {})
-    await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
-    theirs = await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+        await rig.catalog.namespaces.create(CALLER, path, {})
+    await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    theirs = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
     return theirs.metadata.location
 
 
 async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
-        tables, namespaces = it.catalog.tables, it.catalog.namespaces
+    async with open_rig(tmp_path) as rig:
+        theirs = await _prepared(rig)
+        tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
         def commit(**update: Any) -> Any:
-            return it.commits.commit_table(CONFINED, ("a",), "mine", [], [update])
+            return rig.commits.commit_table(CONFINED, ("a",), "mine", [], [update])
 
         data_path = {"write.data.path": f"{theirs}/data"}
         attempts = {
@@ -54,70 +54,70 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
             "set a path": commit(action="set-properties", updates=data_path),
             "namespace": namespaces.create(CONFINED, ("a", "x"), {"location": theirs}),
             "namespace property": namespaces.update_properties(CONFINED, ("a",), [], {"location": theirs}),
-            "view": it.catalog.views.create(
+            "view": rig.catalog.views.create(
                 CONFINED, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=theirs)
             ),
             "the namespace's own folder": commit(
-                action="set-location", location=it.catalog.warehouse.namespace_location(("a",))
+                action="set-location", location=rig.catalog.warehouse.namespace_location(("a",))
             ),
         }
         for what, attempt in attempts.items():
             with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
                 await attempt
                 pytest.fail(f"{what} was accepted")
-        inside = f"{it.catalog.warehouse.namespace_location(('a',))}/elsewhere"
+        inside = f"{rig.catalog.warehouse.namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 
 
 def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
     """Return the change that a client sends to create a staged table."""
-    told = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
+    document = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
     updates: list[dict[str, Any]] = [
-        {"action": "assign-uuid", "uuid": told["uuid"]},
+        {"action": "assign-uuid", "uuid": document["uuid"]},
         {"action": "add-schema", "schema": SCHEMA},
         {"action": "set-current-schema", "schema-id": -1},
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "set-location", "location": told["location"]},
+        {"action": "set-location", "location": document["location"]},
     ]
     return TableChange(namespace=("a", "sub"), name="t", requirements=[{"type": "assert-create"}], updates=updates)
 
 
 async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
-        far = f"{it.catalog.warehouse.uri}/far"
-        await it.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
-        staged = (await it.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+    async with open_rig(tmp_path) as rig:
+        theirs = await _prepared(rig)
+        far = f"{rig.catalog.warehouse.uri}/far"
+        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
+        staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await it.commits.commit_transaction(CONFINED, [_staged(staged, location=theirs)])
-        await it.commits.commit_transaction(CONFINED, [_staged(staged)])
-        assert (await it.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
+            await rig.commits.commit_transaction(CONFINED, [_staged(staged, location=theirs)])
+        await rig.commits.commit_transaction(CONFINED, [_staged(staged)])
+        assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
 async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        await it.catalog.namespaces.create(CALLER, ("a", "sub"), {})
-        staged = (await it.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
-        victim = (await it.catalog.tables.entry(("b",), "t")).uuid
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {})
+        staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+        victim = (await rig.catalog.tables.entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await it.commits.commit_transaction(CONFINED, [_staged(staged, uuid=victim)])
-            if await it.catalog.tables.exists(("b",), "t"):
-                await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
+                await rig.commits.commit_transaction(CONFINED, [_staged(staged, uuid=victim)])
+            if await rig.catalog.tables.exists(("b",), "t"):
+                await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
 async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        far = f"{it.catalog.warehouse.uri}/far"
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        far = f"{rig.catalog.warehouse.uri}/far"
         placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
-        await it.catalog.tables.create(CALLER, ("a",), placed)
+        await rig.catalog.tables.create(CALLER, ("a",), placed)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
-        done = await it.commits.commit_table(CONFINED, ("a",), "far", [], update)
-        assert done.metadata.properties["x"] == "1"
+        table = await rig.commits.commit_table(CONFINED, ("a",), "far", [], update)
+        assert table.metadata.properties["x"] == "1"
 
 
 def test_staging_pass_opens_one_table_for_a_limited_time() -> None:

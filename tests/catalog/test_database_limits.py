@@ -40,7 +40,7 @@ async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, 
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
-        tokens = {one.principal: await create_token(store, clock, one.principal, None, [one]) for one in GRANTS}
+        tokens = {item.principal: await create_token(store, clock, item.principal, None, [item]) for item in GRANTS}
     async with running(home, auth="token", **settings) as server:
         api = Api(server)
 
@@ -88,8 +88,8 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
     async with _tenants(tmp_path, namespace_properties_limit=5_000) as (_, ask):
         for name in ("x", "y"):
-            made = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
-            assert (await ask("ann", "POST", "/v1/namespaces", made)).status == 200
+            document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
+            assert (await ask("ann", "POST", "/v1/namespaces", document)).status == 200
         refused = await ask(
             "ann", "POST", "/v1/namespaces", {"namespace": ["a", "z"], "properties": {"n": "n" * 2_000}}
         )
@@ -195,8 +195,8 @@ async def test_namespace_is_counted_rarely_and_never_exceeds_its_limit() -> None
     settings = Settings(namespace_entries_limit=10_000)
 
     async def create(count: int = 1) -> None:
-        made = [CreateNamespace(("a", "x"), {}) for _ in range(count)]
-        await sizes.require_room(store, settings, clock, made)  # type: ignore[arg-type]
+        create_namespaces = [CreateNamespace(("a", "x"), {}) for _ in range(count)]
+        await sizes.require_room(store, settings, clock, create_namespaces)  # type: ignore[arg-type]
         store.rows += count
 
     await asyncio.gather(*(create() for _ in range(500)))

@@ -15,7 +15,7 @@ from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, Rig, append, rig
+from tests.catalog.rig import CALLER, Rig, append, open_rig
 
 DB = ("db",)
 _MANIFEST = {
@@ -37,97 +37,97 @@ def _avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-async def _filled(it: Rig, name: str, foreign: str | None = None) -> set[str]:
+async def _filled(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
     """Create a table with one snapshot of two data files and a foreign file; return its files."""
-    await it.table(name)
-    base = (await it.catalog.tables.load(DB, name)).metadata.location
+    await rig.table(name)
+    base = (await rig.catalog.tables.load(DB, name)).metadata.location
     data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]
     for location in data:
-        await it.objects.create(location, b"rows")
+        await rig.objects.create(location, b"rows")
     named = [*data, foreign] if foreign else data
     manifest, listed = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
-    await it.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named]))
-    await it.objects.create(listed, _avro(_LIST, [{"manifest_path": manifest}]))
+    await rig.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named]))
+    await rig.objects.create(listed, _avro(_LIST, [{"manifest_path": manifest}]))
     requirements, updates = append(1, None, 1)
     updates[0]["snapshot"]["manifest-list"] = listed
-    await it.commits.commit_table(CALLER, DB, name, requirements, updates)
-    return {location for location in await it.files() if location.startswith(base)}
+    await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
+    return {location for location in await rig.files() if location.startswith(base)}
 
 
 async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        files = await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        assert not await it.catalog.tables.exists(DB, "t")
-        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
-        await it.catalog.dropped.restore(CALLER, row.id, None, None)
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
-        assert await it.files() == files
+    async with open_rig(tmp_path) as rig:
+        files = await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        assert not await rig.catalog.tables.exists(DB, "t")
+        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
+        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+        assert await rig.files() == files
         with pytest.raises(NotFound):
-            await it.catalog.dropped.restore(CALLER, row.id, None, None)
+            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
 
 
 async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
-        await it.table("t")
-        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+    async with open_rig(tmp_path) as rig:
+        await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        await rig.table("t")
+        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(AlreadyExists):
-            await it.catalog.dropped.restore(CALLER, row.id, None, None)
-        await it.catalog.dropped.restore(CALLER, row.id, None, "old")
-        assert (await it.catalog.tables.load(DB, "old")).metadata.current_snapshot_id == 1
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id is None
+            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        await rig.catalog.dropped.restore(CALLER, row.id, None, "old")
+        assert (await rig.catalog.tables.load(DB, "old")).metadata.current_snapshot_id == 1
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id is None
 
 
 async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, drop_retention_s=100) as it:
-        files = await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+    async with open_rig(tmp_path, clock=clock, drop_retention_s=100) as rig:
+        files = await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.advance(99_000)
-        assert await it.catalog.dropped.purge_expired() == 0
-        assert await it.files() == files
+        assert await rig.catalog.dropped.purge_expired() == 0
+        assert await rig.files() == files
         clock.advance(2_000)
-        assert await it.catalog.dropped.purge_expired() == 1
-        assert await it.files() == set()
-        done = await it.store.instants(InstantFilter(action="purge"), 10)
-        assert [(found.state, found.summary["deleted-files"]) for found in done] == [
+        assert await rig.catalog.dropped.purge_expired() == 1
+        assert await rig.files() == set()
+        instants = await rig.store.instants(InstantFilter(action="purge"), 10)
+        assert [(instant.state, instant.summary["deleted-files"]) for instant in instants] == [
             (InstantState.COMPLETED, len(files))
         ]
 
 
 async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
-    async with rig(tmp_path, clock=clock, drop_retention_s=1) as it:
-        files = await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+    async with open_rig(tmp_path, clock=clock, drop_retention_s=1) as rig:
+        files = await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         clock.advance(10_000)
-        assert await it.catalog.dropped.purge_expired() == 1
-        assert await it.files() == files
-        assert (await it.catalog.dropped.list(None, None, None)).items == []
+        assert await rig.catalog.dropped.purge_expired() == 1
+        assert await rig.files() == files
+        assert (await rig.catalog.dropped.list(None, None, None)).items == []
 
 
 async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
     foreign = tmp_path / "precious.parquet"
     foreign.write_bytes(b"mine")
-    async with rig(tmp_path, drop_retention_s=0) as it:
-        await _filled(it, "t", foreign.as_uri())
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        await it.catalog.dropped.purge_expired()
-        assert await it.files() == set()
+    async with open_rig(tmp_path, drop_retention_s=0) as rig:
+        await _filled(rig, "t", foreign.as_uri())
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await rig.catalog.dropped.purge_expired()
+        assert await rig.files() == set()
         assert foreign.read_bytes() == b"mine"
 
 
 async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
-    async with rig(tmp_path, drop_retention_s=0) as it:
-        files = await _filled(it, "t")
-        location = (await it.catalog.tables.entry(DB, "t")).metadata_location
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        await it.catalog.tables.register(CALLER, DB, "saved", location, overwrite=False)
-        await it.catalog.dropped.purge_expired()
-        assert await it.files() == files
-        assert (await it.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
+    async with open_rig(tmp_path, drop_retention_s=0) as rig:
+        files = await _filled(rig, "t")
+        location = (await rig.catalog.tables.entry(DB, "t")).metadata_location
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await rig.catalog.tables.register(CALLER, DB, "saved", location, overwrite=False)
+        await rig.catalog.dropped.purge_expired()
+        assert await rig.files() == files
+        assert (await rig.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
 
 
 async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
@@ -147,19 +147,19 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         await _die(tmp_path / "a", Jammed)
-    async with rig(tmp_path / "a", drop_retention_s=0) as it:
-        assert await it.files() != set()
-        assert await it.catalog.dropped.purge_expired() == 1
-        assert await it.files() == set()
-        assert await it.catalog.dropped.purge_expired() == 0
+    async with open_rig(tmp_path / "a", drop_retention_s=0) as rig:
+        assert await rig.files() != set()
+        assert await rig.catalog.dropped.purge_expired() == 1
+        assert await rig.files() == set()
+        assert await rig.catalog.dropped.purge_expired() == 0
 
 
 async def _die(home: Path, jam: Any) -> None:
-    async with rig(home, drop_retention_s=0) as it:
-        await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-    async with rig(home, drop_retention_s=0, wrap_objects=jam) as it:
-        await it.catalog.dropped.purge_expired()
+    async with open_rig(home, drop_retention_s=0) as rig:
+        await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+    async with open_rig(home, drop_retention_s=0, wrap_objects=jam) as rig:
+        await rig.catalog.dropped.purge_expired()
 
 
 async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tmp_path: Path) -> None:
@@ -175,37 +175,37 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
                 raise StorageError("injected: permission denied")
             await self._objects.delete(location)
 
-    async with rig(tmp_path, drop_retention_s=0, wrap_objects=Stubborn) as it:
-        await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        await it.catalog.dropped.purge_expired()
-        assert [location.rpartition("/")[2] for location in await it.files()] == ["a.parquet"]
-        done = await it.store.instants(InstantFilter(action="purge"), 10)
-        assert done[0].summary["failed-files"] == 1
+    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=Stubborn) as rig:
+        await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await rig.catalog.dropped.purge_expired()
+        assert [location.rpartition("/")[2] for location in await rig.files()] == ["a.parquet"]
+        instants = await rig.store.instants(InstantFilter(action="purge"), 10)
+        assert instants[0].summary["failed-files"] == 1
 
 
 async def test_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table(properties={"gc.enabled": "false"})
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties={"gc.enabled": "false"})
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
-            await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
 
 async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        files = await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
-        await it.catalog.dropped.restore(CALLER, row.id, None, None)
+    async with open_rig(tmp_path) as rig:
+        files = await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
+        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
         shared = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
-        await it.commits.commit_table(CALLER, DB, "t", [], shared)
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
-        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+        await rig.commits.commit_table(CALLER, DB, "t", [], shared)
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
-            await it.catalog.dropped.purge(CALLER, row.id)
-        assert files < await it.files()
-        assert (await it.catalog.dropped.get(row.id)).purge is False
+            await rig.catalog.dropped.purge(CALLER, row.id)
+        assert files < await rig.files()
+        assert (await rig.catalog.dropped.get(row.id)).purge is False
 
 
 @pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
@@ -216,19 +216,19 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         "not Avro": b"rows",
         "broken block": good.replace(b"null", b"snap")[:-20],
     }[kind]
-    async with rig(tmp_path, drop_retention_s=0) as it:
-        await it.table("t")
-        listed = f"{(await it.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
-        await it.objects.create(listed, broken)
+    async with open_rig(tmp_path, drop_retention_s=0) as rig:
+        await rig.table("t")
+        listed = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
+        await rig.objects.create(listed, broken)
         requirements, updates = append(1, None, 1)
         updates[0]["snapshot"]["manifest-list"] = listed
-        await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        await _filled(it, "u")
+        await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
+        await _filled(rig, "u")
         for name in ("t", "u"):
-            await it.catalog.tables.drop(CALLER, DB, name, purge=True)
-        assert await it.catalog.dropped.purge_expired() == 2
-        assert await it.files() == set()
-        assert await it.catalog.dropped.purge_expired() == 0
+            await rig.catalog.tables.drop(CALLER, DB, name, purge=True)
+        assert await rig.catalog.dropped.purge_expired() == 2
+        assert await rig.files() == set()
+        assert await rig.catalog.dropped.purge_expired() == 0
 
 
 async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
@@ -250,24 +250,24 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
                 raise RetryLater("injected: slow down")
             await self._objects.delete(location)
 
-    held: list[Away] = []
+    aways: list[Away] = []
 
     def wrap(objects: Any) -> Away:
-        held.append(Away(objects))
-        return held[0]
+        aways.append(Away(objects))
+        return aways[0]
 
-    async with rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as it:
-        await _filled(it, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        for held[0].call in ("read", "delete"):
-            await it.catalog.dropped.purge_expired()
-            assert await it.files() != set()
-            assert [found.state for found in await it.store.instants(InstantFilter(action="purge"), 10)] == [
+    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as rig:
+        await _filled(rig, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        for aways[0].call in ("read", "delete"):
+            await rig.catalog.dropped.purge_expired()
+            assert await rig.files() != set()
+            assert [instant.state for instant in await rig.store.instants(InstantFilter(action="purge"), 10)] == [
                 InstantState.INFLIGHT
             ]
-        held[0].call = ""
-        assert await it.catalog.dropped.purge_expired() == 1
-        assert await it.files() == set()
+        aways[0].call = ""
+        assert await rig.catalog.dropped.purge_expired() == 1
+        assert await rig.files() == set()
 
 
 async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
@@ -295,14 +295,14 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
         stores.append(Swapped(store))
         return stores[0]
 
-    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
-        await it.table()
+    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+        await rig.table()
 
         async def intrude() -> None:
             await other.catalog.tables.drop(CALLER, DB, "t", purge=False)
             await other.table()
 
-        tables = it.catalog.tables
+        tables = rig.catalog.tables
         for attempt in (
             lambda: tables.drop(CALLER, DB, "t", purge=True),
             lambda: tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "u")),
@@ -316,19 +316,19 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
 @pytest.mark.parametrize("jump_ms", [86_400_000, 365 * 86_400_000, -365 * 86_400_000])
 async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> None:
     clock = SimulatedClock(seed=1)
-    async with rig(tmp_path, clock=clock, drop_retention_s=3600) as it:
-        files = await _filled(it, "t")
-        await look_at_clock(it.store, clock)  # Housekeeping does this each minute.
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+    async with open_rig(tmp_path, clock=clock, drop_retention_s=3600) as rig:
+        files = await _filled(rig, "t")
+        await look_at_clock(rig.store, clock)  # Housekeeping does this each minute.
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)
-        assert await it.catalog.dropped.purge_expired() == 0
-        assert await it.files() >= files
-        (row,) = (await it.catalog.dropped.list(DB, None, None)).items
-        await it.catalog.dropped.restore(CALLER, row.id, None, None)
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        assert await rig.catalog.dropped.purge_expired() == 0
+        assert await rig.files() >= files
+        (row,) = (await rig.catalog.dropped.list(DB, None, None)).items
+        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.advance(3_599_000)
-        assert await it.catalog.dropped.purge_expired() == 0
+        assert await rig.catalog.dropped.purge_expired() == 0
         clock.advance(2000)
-        assert await it.catalog.dropped.purge_expired() == 1
-        assert not await it.files() & files
+        assert await rig.catalog.dropped.purge_expired() == 1
+        assert not await rig.files() & files

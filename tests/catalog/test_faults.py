@@ -21,23 +21,23 @@ from seamark.formats.runtime.errors import (
     StorageError,
 )
 from seamark.metaserver.store.model import EntryKind
-from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, rig
+from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, open_rig
 from tests.seeds import quick
 
 DB = ("db",)
 
 
-async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
+async def _writer(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
     """Append to the last known state, as an engine does, and record the answer to each attempt by snapshot id."""
     for turn in range(rounds):
         snapshot_id = number * 1000 + turn + 1
         try:
-            metadata = (await it.catalog.tables.load(DB, "t")).metadata
+            metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         except RetryLater:
             continue
         change = append(snapshot_id, metadata.current_snapshot_id, metadata.last_sequence_number + 1)
         try:
-            await it.commits.commit_table(CALLER, DB, "t", *change)
+            await rig.commits.commit_table(CALLER, DB, "t", *change)
         except CommitConflict:
             outcomes[snapshot_id] = "refused"
         except (RetryLater, StorageError):
@@ -51,21 +51,21 @@ async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -
 async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
     faults = Failing(seed, 0)
     outcomes: dict[int, str] = {}
-    async with rig(
+    async with open_rig(
         home,
         wrap_store=lambda store: FailingStore(store, faults),
         wrap_objects=lambda objects: FailingObjects(objects, faults),
-    ) as it:
-        await it.table()
+    ) as rig:
+        await rig.table()
         faults.rate = rate
-        await asyncio.gather(*(_writer(it, number, rounds, outcomes) for number in range(1, writers + 1)))
+        await asyncio.gather(*(_writer(rig, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
-        await it.publisher.close()
-    async with rig(home) as it:  # A new process would see the same.
-        metadata = (await it.catalog.tables.load(DB, "t")).metadata
-        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        await rig.publisher.close()
+    async with open_rig(home) as rig:  # A new process would see the same.
+        metadata = (await rig.catalog.tables.load(DB, "t")).metadata
+        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert {entry.metadata_location, *(log.metadata_file for log in metadata.metadata_log)} <= await it.files()
+        assert {entry.metadata_location, *(log.metadata_file for log in metadata.metadata_log)} <= await rig.files()
         _check(metadata, outcomes)
     return outcomes
 
@@ -99,19 +99,19 @@ async def test_no_acknowledged_commit_is_lost_over_many_seeds_and_more_faults(tm
 @pytest.mark.parametrize("seed", range(4))
 async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path: Path, seed: int) -> None:
     faults = Failing(seed, 0)
-    async with rig(
+    async with open_rig(
         tmp_path,
         wrap_store=lambda store: FailingStore(store, faults),
         wrap_objects=lambda objects: FailingObjects(objects, faults),
-    ) as it:
-        await it.table()
+    ) as rig:
+        await rig.table()
         faults.rate = 0.25
         parent = None
         for sequence in range(1, 8):
             change = append(sequence, parent, sequence)
             for _ in range(200):
                 try:
-                    await it.commits.commit_table(CALLER, DB, "t", *change)
+                    await rig.commits.commit_table(CALLER, DB, "t", *change)
                     break
                 except SeamarkError:
                     continue
@@ -119,7 +119,7 @@ async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path
                 pytest.fail(f"seed {seed}: no attempt succeeded")
             parent = sequence
         faults.rate = 0
-        metadata = (await it.catalog.tables.load(DB, "t")).metadata
+        metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         assert [snapshot.snapshot_id for snapshot in metadata.snapshots] == list(range(1, 8))
 
 
@@ -143,29 +143,29 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
                 raise CommitUnknown("injected: the reply was lost")
             return result
 
-    async with rig(tmp_path / "a", wrap_store=Silent) as it:
-        await it.table()
+    async with open_rig(tmp_path / "a", wrap_store=Silent) as rig:
+        await rig.table()
         with pytest.raises(CommitUnknown):
-            await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        await it.publisher.close()
-        metadata = (await it.catalog.tables.load(DB, "t")).metadata
+            await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        await rig.publisher.close()
+        metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         assert metadata.current_snapshot_id == 1, "it had happened, and its file must still be there"
 
 
 async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table()
+    async with open_rig(tmp_path) as rig:
+        await rig.table()
         outcomes: dict[int, str] = {}
 
         async def drop() -> None:
             await asyncio.sleep(0.02)
-            await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
         results = await asyncio.gather(
-            drop(), *(_writer(it, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
+            drop(), *(_writer(rig, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
         )
         assert results[0] is None
         assert any(isinstance(result, NoSuchTable) for result in results[1:])
-        dropped = (await it.catalog.dropped.list(DB, None, None)).items
-        metadata = await it.catalog.documents.table(dropped[0].entry.metadata_location)
+        dropped = (await rig.catalog.dropped.list(DB, None, None)).items
+        metadata = await rig.catalog.documents.table(dropped[0].entry.metadata_location)
         _check(metadata, outcomes)

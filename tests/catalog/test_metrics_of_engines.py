@@ -20,7 +20,7 @@ from seamark.metaserver.commit.engine_commits import commit_manifests, engine_co
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
-from tests.catalog.rig import Rig, rig
+from tests.catalog.rig import Rig, open_rig
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -84,41 +84,41 @@ RIGHT = metrics(
 
 def named(fields: Row) -> dict[str, dict[int, Any]]:
     return {
-        name: {one["key"]: one["value"] for one in fields.get(name) or ()}
+        name: {item["key"]: item["value"] for item in fields.get(name) or ()}
         for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
 
 
-async def stored(it: Rig) -> dict[str, dict[str, dict[int, Any]]]:
+async def stored(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listed in read_list(head(await load(it))) for row in _rows(listed["manifest_path"])]
+    rows = [row for listed in read_list(head(await load(rig))) for row in _rows(listed["manifest_path"])]
     return {row["data_file"]["file_path"]: named(row["data_file"]) for row in rows if row["status"] != 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, version)
+    async with open_rig(tmp_path) as rig:
+        await create(rig, version)
         for number, (wrong, corrected) in enumerate(WRONG):
             path = f"file:///data/{number}.parquet"
-            client = await append(it, {path: 3}, file=wrong)
-            assert (await stored(it))[path] == named(corrected), number
-            manifests = [row["manifest_path"] for row in read_list(head(await load(it)))]
+            client = await append(rig, {path: 3}, file=wrong)
+            assert (await stored(rig))[path] == named(corrected), number
+            manifests = [row["manifest_path"] for row in read_list(head(await load(rig)))]
             assert client.manifests[0] not in manifests
-            found = read_snapshot(head(await load(it)))
-            assert len(found) == number + 1
-            file = found[path]
+            snapshot = read_snapshot(head(await load(rig)))
+            assert len(snapshot) == number + 1
+            file = snapshot[path]
             assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
             if version > 2:
-                assert sorted(one.first_row_id for one in found.values()) == [3 * n for n in range(number + 1)]
+                assert sorted(item.first_row_id for item in snapshot.values()) == [3 * n for n in range(number + 1)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, version)
-        client = await append(it, {"file:///data/a": 3}, file=RIGHT)
-        snapshot = head(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await create(rig, version)
+        client = await append(rig, {"file:///data/a": 3}, file=RIGHT)
+        snapshot = head(await load(rig))
         assert snapshot["manifest-list"] == client.manifest_list
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
 
@@ -141,13 +141,13 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
     caller = Caller(who="ann", request_id="r", confined_to=confined_to)
-    async with rig(tmp_path, wrap_objects=CountedReads) as it:
-        await create(it, 3)
-        await append(it, {f"{(await load(it))['location']}/data/a": 1})
-        client = Appender(await load(it), file=RIGHT)
+    async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
+        await create(rig, 3)
+        await append(rig, {f"{(await load(rig))['location']}/data/a": 1})
+        client = Appender(await load(rig), file=RIGHT)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
         locations = [client.manifest_list, *client.manifests]
-        objects = it.catalog.context.objects
+        objects = rig.catalog.context.objects
         assert isinstance(objects, CountedReads)
         checked: list[set[str]] = []
 
@@ -159,8 +159,8 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         objects.reads.clear()
         async with AsyncExitStack() as other_commit:
             if is_locked:
-                await other_commit.enter_async_context(it.publisher.lock(DB, "t"))
-            committing = asyncio.create_task(it.commits.commit_table(caller, DB, "t", *commit_of_engine))
+                await other_commit.enter_async_context(rig.publisher.lock(DB, "t"))
+            committing = asyncio.create_task(rig.commits.commit_table(caller, DB, "t", *commit_of_engine))
             if is_locked:
                 if is_full:
                     await asyncio.sleep(0.2)
@@ -173,42 +173,42 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
 
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, 2)
-        client = Appender(await load(it), file=WRONG[0][0])
+    async with open_rig(tmp_path) as rig:
+        await create(rig, 2)
+        client = Appender(await load(rig), file=WRONG[0][0])
         made = client.commit({"file:///data/a": 3})
-        first = await commit(it, made)
-        again = await commit(it, made)
+        first = await commit(rig, made)
+        again = await commit(rig, made)
         assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
-        assert len((await load(it))["snapshots"]) == 1
+        assert len((await load(rig))["snapshots"]) == 1
 
 
 async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) -> None:
     """A rebase writes the manifest list, and also the manifests of a merge that another commit overtook."""
     rng = random.Random(f"metrics {first_seed()}")
     for version in (2, 3):
-        async with rig(tmp_path / str(version)) as it:
-            await create(it, version)
-            await append(it, {"file:///data/first": 1}, file=RIGHT)
+        async with open_rig(tmp_path / str(version)) as rig:
+            await create(rig, version)
+            await append(rig, {"file:///data/first": 1}, file=RIGHT)
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
                 (wrong, corrected), merge = rng.choice(WRONG), rng.choice((0, 1, 2))
-                late = Appender(await load(it), file=wrong, merge=merge)
+                late = Appender(await load(rig), file=wrong, merge=merge)
                 if rng.random() < 0.5:
-                    await append(it, {f"file:///data/{step}-other": 1}, file=RIGHT, merge=rng.choice((0, 1)))
+                    await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
-                await commit(it, late.commit({f"file:///data/{step}": 2}))
+                await commit(rig, late.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
-                found = await stored(it)
-                assert found.keys() == paths
-                assert found[f"file:///data/{step}"] == named(corrected), f"seed {first_seed()}, {version}, {step}"
-                read_snapshot(head(await load(it)))
+                result = await stored(rig)
+                assert result.keys() == paths
+                assert result[f"file:///data/{step}"] == named(corrected), f"seed {first_seed()}, {version}, {step}"
+                read_snapshot(head(await load(rig)))
 
 
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, 2)
-        client = Appender(await load(it), file=WRONG[0][0], listed={"manifest_length": 7})
-        await commit(it, client.commit({"file:///data/a": 3}))
-        assert head(await load(it))["manifest-list"] == client.manifest_list
+    async with open_rig(tmp_path) as rig:
+        await create(rig, 2)
+        client = Appender(await load(rig), file=WRONG[0][0], listed={"manifest_length": 7})
+        await commit(rig, client.commit({"file:///data/a": 3}))
+        assert head(await load(rig))["manifest-list"] == client.manifest_list

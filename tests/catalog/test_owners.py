@@ -15,7 +15,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS = "trino.run-as-owner"
@@ -39,14 +39,14 @@ def _set(**properties: str) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
-async def _prepared(it: Rig) -> None:
-    await it.catalog.namespaces.create(CALLER, ("db",), {})
+async def _prepared(rig: Rig) -> None:
+    await rig.catalog.namespaces.create(CALLER, ("db",), {})
     for name in ("v", "w"):
-        await it.catalog.views.create(ENGINE, ("db",), _view(name, **{RUN_AS: "admin", "comment": "hers"}))
+        await rig.catalog.views.create(ENGINE, ("db",), _view(name, **{RUN_AS: "admin", "comment": "hers"}))
 
 
-async def _owner(it: Rig, name: str) -> str | None:
-    return (await it.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS)
+async def _owner(rig: Rig, name: str) -> str | None:
+    return (await rig.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS)
 
 
 @pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
@@ -60,9 +60,9 @@ def test_other_view_properties_are_allowed(key: str) -> None:
 
 
 async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        views = it.catalog.views
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        views = rig.catalog.views
         attempts = {
             "create": views.create(CONFINED, ("db",), _view("x", **{RUN_AS: "admin"})),
             "create, spelled otherwise": views.create(
@@ -75,21 +75,21 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
             with pytest.raises(Forbidden, match="trusted_engines"):
                 await attempt
             assert not await views.exists(("db",), "x"), what
-        assert await _owner(it, "v") == "admin"
+        assert await _owner(rig, "v") == "admin"
         own = await views.create(CONFINED, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"}))
         assert own.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
 
 
 async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
-        views = it.catalog.views
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
+        views = rig.catalog.views
         await views.replace(CONFINED, ("db",), "v", [], [_set(comment="ours")])
-        assert await _owner(it, "v") == "admin", "nothing that runs has changed"
+        assert await _owner(rig, "v") == "admin", "nothing that runs has changed"
         await views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
-        assert await _owner(it, "v") == "admin"
+        assert await _owner(rig, "v") == "admin"
         await views.replace(CONFINED, ("db",), "v", [], _text("select secret from t"))
-        assert await _owner(it, "v") == "wendy"
+        assert await _owner(rig, "v") == "wendy"
         with pytest.raises(Forbidden):
             await views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
         repeated = [*_text("select 3"), _set(**{RUN_AS: "admin"})]
@@ -97,59 +97,59 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
 
 
 async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await _prepared(it)
+    async with open_rig(tmp_path) as rig:
+        await _prepared(rig)
         for caller in (ENGINE, CALLER):
-            await it.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.who}'"))
-            assert await _owner(it, "v") == "admin"
-        await it.catalog.views.replace(ENGINE, ("db",), "v", [], [*_text("select 9"), _set(**{RUN_AS: "anna"})])
-        assert await _owner(it, "v") == "anna"
+            await rig.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.who}'"))
+            assert await _owner(rig, "v") == "admin"
+        await rig.catalog.views.replace(ENGINE, ("db",), "v", [], [*_text("select 9"), _set(**{RUN_AS: "anna"})])
+        assert await _owner(rig, "v") == "anna"
 
 
 async def test_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
-        await it.catalog.views.create(CALLER, ("db",), _view("v"))
-        await it.catalog.views.replace(CONFINED, ("db",), "v", [], _text("select 2"))
-        assert await _owner(it, "v") is None
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
+        await rig.catalog.views.create(CALLER, ("db",), _view("v"))
+        await rig.catalog.views.replace(CONFINED, ("db",), "v", [], _text("select 2"))
+        assert await _owner(rig, "v") is None
 
 
 BORROWED = {"trino.run-as-owner": "root"}
 WRITER = Caller(who="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
 
 
-async def _written_over(it: Rig, name: str, **changes: Any) -> None:
+async def _written_over(rig: Rig, name: str, **changes: Any) -> None:
     """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
-    entry = await it.catalog.views.entry(("db",), name)
+    entry = await rig.catalog.views.entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
         path = name_freely(entry.metadata_location)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
-    it.catalog.documents.cache.clear()
+    rig.catalog.documents.cache.clear()
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["as it was made", "renamed since"])
 async def test_overwritten_metadata_file_gives_a_view_no_owner(tmp_path: Path, moved: bool) -> None:
-    async with rig(tmp_path) as it:
-        views, name = it.catalog.views, "v"
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
+    async with open_rig(tmp_path) as rig:
+        views, name = rig.catalog.views, "v"
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
         await views.create(WRITER, ("db",), CreateView(name=name, schema=SCHEMA, view_version=VERSION))
         if moved:
             name = "w"
             await views.rename(WRITER, TableIdentifier(("db",), "v"), TableIdentifier(("db",), "w"))
-        await _written_over(it, name, properties=BORROWED)
+        await _written_over(rig, name, properties=BORROWED)
         with pytest.raises(Forbidden, match="was changed after its commit"):
             await views.load(("db",), name)
         with pytest.raises(Forbidden):
             await views.replace(WRITER, ("db",), name, [], [{"action": "set-properties", "updates": {"a": "b"}}])
-        await _written_over(it, name, properties={})
+        await _written_over(rig, name, properties={})
         assert (await views.load(("db",), name)).metadata.properties == {}
 
 
 async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_view(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        views = it.catalog.views
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
+    async with open_rig(tmp_path) as rig:
+        views = rig.catalog.views
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
         view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
         await views.create(ENGINE, ("db",), view)
         await views.replace(WRITER, ("db",), "v", [], [{"action": "set-properties", "updates": {"a": "b"}}])
@@ -157,10 +157,10 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
         assert metadata.properties == {**BORROWED, "a": "b"}
         versions = json.loads(encode_view(metadata))["versions"]
         text = [{"type": "sql", "sql": "SELECT * FROM secret", "dialect": "trino"}]
-        await _written_over(it, "v", versions=[{**one, "representations": text} for one in versions])
+        await _written_over(rig, "v", versions=[{**version, "representations": text} for version in versions])
         with pytest.raises(Forbidden, match="was changed after its commit"):
             await views.load(("db",), "v")
-        await _written_over(it, "v", versions=versions)
+        await _written_over(rig, "v", versions=versions)
         assert (await views.load(("db",), "v")).metadata == metadata
         location = (await views.entry(("db",), "v")).metadata_location
         await views.drop(CALLER, ("db",), "v")
@@ -169,11 +169,11 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
 
 
 async def test_owned_view_from_before_fingerprints_is_served(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
         view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
-        await it.catalog.views.create(ENGINE, ("db",), view)
+        await rig.catalog.views.create(ENGINE, ("db",), view)
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         connection.execute("UPDATE instants SET fingerprint = NULL")
-    async with rig(tmp_path) as it:
-        assert (await it.catalog.views.load(("db",), "v")).metadata.properties == BORROWED
+    async with open_rig(tmp_path) as rig:
+        assert (await rig.catalog.views.load(("db",), "v")).metadata.properties == BORROWED

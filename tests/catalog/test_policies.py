@@ -10,7 +10,7 @@ import pytest
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.policies import SETTERS, load_policies, setters_in_effect, setters_of
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
 WENDY, OTTO = Caller(who="wendy", request_id="r"), Caller(who="otto", request_id="r")
 COLUMNS, SWITCH = "seamark.clustering.columns", "seamark.compaction.enabled"
@@ -18,43 +18,43 @@ FORGED = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
 ENCRYPTED = "seamark.encrypted-columns"
 
 
-async def commit(it: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
+async def commit(rig: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
     change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
-    (loaded,) = await it.commits.commit(caller, [change], is_single=True)
+    (loaded,) = await rig.commits.commit(caller, [change], is_single=True)
     return loaded.metadata.properties
 
 
 async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
     """No client can state who it was: in a new table, a change, or a namespace."""
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED})
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED})
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED})
-        created = await it.catalog.tables.create(WENDY, ("db",), request)
+        created = await rig.catalog.tables.create(WENDY, ("db",), request)
         assert setters_of(created.metadata.properties) == {COLUMNS: "wendy"}
-        changed = await commit(it, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED}})
+        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED}})
         assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
-        changed = await commit(it, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED}})
+        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED}})
         assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
-        assert setters_of(await commit(it, OTTO, removal)) == {SWITCH: "otto"}
-        loaded = await it.catalog.tables.load(("db",), "t")
-        policies = await load_policies(it.store, ("db",))
+        assert setters_of(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
+        loaded = await rig.catalog.tables.load(("db",), "t")
+        policies = await load_policies(rig.store, ("db",))
         assert setters_in_effect(loaded.metadata, policies) == {
             SWITCH: "otto",
             "history.expire.max-snapshot-age-ms": "otto",
         }
-        await it.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
-        policies = await load_policies(it.store, ("db",))
+        await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
+        policies = await load_policies(rig.store, ("db",))
         assert policies[SWITCH].who == "wendy"
         assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         anonymous = Caller(who="anonymous", request_id="r")
-        await it.catalog.namespaces.create(anonymous, ("db",), {})
+        await rig.catalog.namespaces.create(anonymous, ("db",), {})
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", **FORGED})
-        assert SETTERS not in (await it.catalog.tables.create(anonymous, ("db",), request)).metadata.properties
+        assert SETTERS not in (await rig.catalog.tables.create(anonymous, ("db",), request)).metadata.properties
 
 
 FIELD = {"source-id": 2, "field-id": 1000, "name": "leak", "transform": "bucket[4]"}
@@ -87,28 +87,28 @@ USES: list[list[dict[str, Any]]] = [
 async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
     tmp_path: Path, declaration: dict[str, str]
 ) -> None:
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
-        await it.catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties=declaration))
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
+        await rig.catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties=declaration))
         for updates in USES:
             with pytest.raises(BadRequest, match=r"The column data is encrypted, and .* would publish its values"):
-                await commit(it, CALLER, *updates)
-        await commit(it, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
+                await commit(rig, CALLER, *updates)
+        await commit(rig, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
         both = CreateTable(name="u", schema=SCHEMA, properties={**declaration, COLUMNS: "data"})
         with pytest.raises(BadRequest, match="data is encrypted"):
-            await it.catalog.tables.create(CALLER, ("db",), both)
+            await rig.catalog.tables.create(CALLER, ("db",), both)
 
 
 async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) -> None:
     """A table that already has both can still be changed otherwise; its jobs refuse the column."""
-    async with rig(tmp_path) as it:
-        await it.catalog.namespaces.create(CALLER, ("db",), {})
-        await it.catalog.tables.create(
+    async with open_rig(tmp_path) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("db",), {})
+        await rig.catalog.tables.create(
             CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "data"})
         )
         with pytest.raises(BadRequest, match="data is encrypted"):
-            await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "data"}})
+            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "data"}})
         with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
-            await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id, dat"}})
-        changed = await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id"}})
+            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id, dat"}})
+        changed = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id"}})
         assert changed[COLUMNS] == "data"

@@ -34,7 +34,7 @@ def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -
             until, amount = now + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
             quota.add("a", now, until, amount)
             known.append((until, amount))
-        known = [one for one in known if one[0] > now - 5]
+        known = [item for item in known if item[0] > now - 5]
         quota.check_invariants()
         least, most = (sum(amount for until, amount in known if until > now - grain) for grain in (0, 5))
         assert not quota.has_room("a", now, 10**6 - least + 1)
@@ -46,75 +46,77 @@ def shares(**more: int) -> PlanShares:
 
 
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:
-    kept = shares()
+    kept_shares = shares()
     for second in range(
         0, 7200, 6
     ):  # Ten at once, for hours: with leases of an hour and a grace period, only a few would be possible.
-        assert kept.find_exhausted_limit("trino", second) is None, second
-        kept.grant("trino", second, second, second + 45, 20_000)
+        assert kept_shares.find_exhausted_limit("trino", second) is None, second
+        kept_shares.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
-        kept.grant("rita", number, 0, 3600, 1)
-    assert kept.find_exhausted_limit("rita", 3599) == "leases of one principal"
-    assert kept.find_exhausted_limit("rita", 3605) is None
-    kept.check_invariants()
+        kept_shares.grant("rita", number, 0, 3600, 1)
+    assert kept_shares.find_exhausted_limit("rita", 3599) == "leases of one principal"
+    assert kept_shares.find_exhausted_limit("rita", 3605) is None
+    kept_shares.check_invariants()
 
 
 def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> None:
-    kept = shares()
+    kept_shares = shares()
     for number in range(10):
-        kept.grant("trino", number, 0, 60, 1)
-    assert kept.find_exhausted_limit("trino", 1) == "leases of one principal"
-    kept.withdraw("trino", [3, 4, 99], 1)
-    assert kept.find_exhausted_limit("trino", 1, 2) is None
-    assert kept.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
+        kept_shares.grant("trino", number, 0, 60, 1)
+    assert kept_shares.find_exhausted_limit("trino", 1) == "leases of one principal"
+    kept_shares.withdraw("trino", [3, 4, 99], 1)
+    assert kept_shares.find_exhausted_limit("trino", 1, 2) is None
+    assert kept_shares.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
     for number in range(5, 10):
-        kept.grant("trino", number, 50, 110)
-    assert kept.count_new_leases("trino", [3, 5, 99], 50) == 2
-    assert kept.find_exhausted_limit("trino", 70, 5) is None
-    assert kept.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
-    assert kept.find_exhausted_limit("trino", 116, 10) is None
-    kept.check_invariants()
+        kept_shares.grant("trino", number, 50, 110)
+    assert kept_shares.count_new_leases("trino", [3, 5, 99], 50) == 2
+    assert kept_shares.find_exhausted_limit("trino", 70, 5) is None
+    assert kept_shares.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
+    assert kept_shares.find_exhausted_limit("trino", 116, 10) is None
+    kept_shares.check_invariants()
 
 
 def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
-    kept = shares()
+    kept_shares = shares()
     for number in range(10):
-        kept.grant("trino", number, 0, 60, 1)
-        kept.grant("mallory", number, 0, 3600)
-    assert kept.find_exhausted_limit("trino", 66) is None
-    assert kept.find_exhausted_limit("mallory", 66) == "leases of one principal"
+        kept_shares.grant("trino", number, 0, 60, 1)
+        kept_shares.grant("mallory", number, 0, 3600)
+    assert kept_shares.find_exhausted_limit("trino", 66) is None
+    assert kept_shares.find_exhausted_limit("mallory", 66) == "leases of one principal"
 
 
 def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -> None:
-    kept = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
+    kept_shares = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
-        assert kept.find_exhausted_limit("rita", 0) is None
-        kept.grant("rita", number, 0, 60, 1)
-    assert kept.find_exhausted_limit("rita", 0) == "bytes of one principal"
-    kept.withdraw("rita", range(10), 10)
-    assert kept.find_exhausted_limit("rita", 3600) == "bytes of one principal", "the files are there for the grace"
-    assert kept.find_exhausted_limit("rita", 3616) is None
+        assert kept_shares.find_exhausted_limit("rita", 0) is None
+        kept_shares.grant("rita", number, 0, 60, 1)
+    assert kept_shares.find_exhausted_limit("rita", 0) == "bytes of one principal"
+    kept_shares.withdraw("rita", range(10), 10)
+    assert kept_shares.find_exhausted_limit("rita", 3600) == "bytes of one principal", (
+        "the files are there for the grace"
+    )
+    assert kept_shares.find_exhausted_limit("rita", 3616) is None
     for number in range(20):
-        assert kept.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
-        kept.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
-        kept.grant(ANONYMOUS_NAME, number, 3700, 3790)
-    assert kept.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
-    assert kept.find_exhausted_limit("ron", 3700) == "bytes"
-    kept.check_invariants()
+        assert kept_shares.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
+        kept_shares.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
+        kept_shares.grant(ANONYMOUS_NAME, number, 3700, 3790)
+    assert kept_shares.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
+    assert kept_shares.find_exhausted_limit("ron", 3700) == "bytes"
+    kept_shares.check_invariants()
 
 
 def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_seconds() -> None:
     """This is the load of an adapter for a Trino with 100 statements a second."""
-    kept = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
+    plan_shares = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
     for number, second in enumerate(range(0, 4 * 3660, 3)):
-        assert kept.find_exhausted_limit("trino", second, 300) is None, second
-        for each in range(3):
-            kept.grant("trino", 3 * number + each, second, second + 60, 100 * 40_000)
+        assert plan_shares.find_exhausted_limit("trino", second, 300) is None, second
+        for item in range(3):
+            plan_shares.grant("trino", 3 * number + item, second, second + 60, 100 * 40_000)
 
 
 def test_expired_leases_are_forgotten() -> None:
-    kept = shares(leases=10**6)
+    kept_shares = shares(leases=10**6)
     for number in range(40_000):
-        kept.grant("trino", number, number, number + 10, 1)
-    assert len(kept._granted) < 20_001
-    kept.check_invariants()
+        kept_shares.grant("trino", number, number, number + 10, 1)
+    assert len(kept_shares._granted) < 20_001
+    kept_shares.check_invariants()

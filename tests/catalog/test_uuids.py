@@ -12,14 +12,14 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
 
 
-async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
+async def _staged_with(rig: Rig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
-    staged = (await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
+    staged = (await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
         {"action": "add-schema", "schema": SCHEMA},
@@ -33,25 +33,25 @@ async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
 
 @pytest.mark.parametrize("ending", ["purged", "unregistered"])
 async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: str) -> None:
-    async with rig(tmp_path) as it:
+    async with open_rig(tmp_path) as rig:
         for path in (("a",), ("b",)):
-            await it.catalog.namespaces.create(CALLER, path, {})
-        theirs = await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+            await rig.catalog.namespaces.create(CALLER, path, {})
+        theirs = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
         victim = theirs.metadata.table_uuid
         if ending == "purged":
-            await it.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
-            dropped = (await it.catalog.dropped.list(("b",), None, None)).items[0]
-            await it.catalog.dropped.purge(CALLER, dropped.id)
+            await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
+            dropped = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+            await rig.catalog.dropped.purge(CALLER, dropped.id)
         else:
-            await it.catalog.tables.unregister(CALLER, ("b",), "t")
+            await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
-            await it.commits.commit_transaction(CONFINED, [await _staged_with(it, victim)])
-        assert not await it.catalog.tables.exists(("a",), "t")
-        assert {one.namespace for one in await it.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
-        await it.commits.commit_transaction(CONFINED, [await _staged_with(it)])
+            await rig.commits.commit_transaction(CONFINED, [await _staged_with(rig, victim)])
+        assert not await rig.catalog.tables.exists(("a",), "t")
+        assert {instant.namespace for instant in await rig.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
+        await rig.commits.commit_transaction(CONFINED, [await _staged_with(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = theirs.entry.metadata_location if theirs.entry else ""
-            back = await it.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
+            back = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
             assert back.metadata.table_uuid == victim
 
 
@@ -66,7 +66,7 @@ class _LosesFirst:
         return getattr(self._store, name)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        if not self.lost and any(isinstance(one, CreateEntry) for one in operations):
+        if not self.lost and any(isinstance(operation, CreateEntry) for operation in operations):
             self.lost += 1
             raise CommitUnknown("the connection broke before the commit arrived")
         return await self._store.transact(operations)
@@ -74,12 +74,14 @@ class _LosesFirst:
 
 async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_path: Path) -> None:
     """The timeline of the first attempt is rolled back, and has the UUID too."""
-    async with rig(tmp_path, wrap_store=_LosesFirst) as it:
-        await it.catalog.namespaces.create(CALLER, ("a",), {})
-        change = await _staged_with(it)
+    async with open_rig(tmp_path, wrap_store=_LosesFirst) as rig:
+        await rig.catalog.namespaces.create(CALLER, ("a",), {})
+        change = await _staged_with(rig)
         with pytest.raises(RetryLater):
-            await it.commits.commit_transaction(CONFINED, [change])
+            await rig.commits.commit_transaction(CONFINED, [change])
         uuid = change.updates[0]["uuid"]
-        assert [one.state.value for one in await it.store.instants(InstantFilter(uuid=uuid), 9)] == ["rolled_back"]
-        await it.commits.commit_transaction(CONFINED, [change])
-        assert await it.catalog.tables.exists(("a",), "t")
+        assert [instant.state.value for instant in await rig.store.instants(InstantFilter(uuid=uuid), 9)] == [
+            "rolled_back"
+        ]
+        await rig.commits.commit_transaction(CONFINED, [change])
+        assert await rig.catalog.tables.exists(("a",), "t")

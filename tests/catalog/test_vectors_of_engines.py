@@ -11,7 +11,7 @@ from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
 from tests.catalog.appends import append, commit, head, load
-from tests.catalog.rig import Rig, rig
+from tests.catalog.rig import Rig, open_rig
 
 
 def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
@@ -30,7 +30,7 @@ def vector(path: str, of: str, offset: int) -> Row:
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
 
-async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
+async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
     """Commit a snapshot with these delete files.
 
     Return the status and the numbers of each entry, by its path and offset.
@@ -40,33 +40,33 @@ async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tup
     rows = [client._manifest(entries), *data]
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
-    await commit(it, client._request({}, [], 0, is_append=False))
-    (listed,) = (row for row in read_list(head(await load(it))) if row["content"] == 1)
+    await commit(rig, client._request({}, [], 0, is_append=False))
+    (listed,) = (row for row in read_list(head(await load(rig))) if row["content"] == 1)
     assert listed["sequence_number"] == client.sequence
-    found = _rows(listed["manifest_path"])
-    numbers = [client.sequence if each["sequence_number"] is None else each["sequence_number"] for each in found]
+    actual_rows = _rows(listed["manifest_path"])
+    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in actual_rows]
     assert listed["min_sequence_number"] == min(numbers)
     return {
-        f"{each['data_file']['file_path']} {each['data_file']['content_offset']}": (
-            each["status"],
-            each["snapshot_id"],
-            each["sequence_number"],
-            each["file_sequence_number"],
+        f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
+            item["status"],
+            item["snapshot_id"],
+            item["sequence_number"],
+            item["file_sequence_number"],
         )
-        for each in found
+        for item in actual_rows
     }
 
 
 async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> None:
     """For a rewritten equality delete file, the snapshot's own number would delete later rows."""
-    async with rig(tmp_path) as it:
-        await it.table(properties={"format-version": "3"})
-        await append(it, {"a": 1, "b": 1})
-        first = Appender(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties={"format-version": "3"})
+        await append(rig, {"a": 1, "b": 1})
+        first = Appender(await load(rig))
         puffin, equality = (f"{first.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
         a, b = vector(puffin, "a", 4), vector(puffin, "b", 44)
-        await delete(it, first, [entry(first.snapshot_id, ADDED, None, one) for one in (a, b)])
-        second = Appender(await load(it))
+        await delete(rig, first, [entry(first.snapshot_id, ADDED, None, item) for item in (a, b)])
+        second = Appender(await load(rig))
         rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
             entry(second.snapshot_id, DELETED, first.sequence, a),
@@ -74,7 +74,7 @@ async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> Non
             entry(second.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
             entry(second.snapshot_id, ADDED, None, vector(f"{puffin}-2", "a", 4)),
         ]
-        assert await delete(it, second, entries) == {
+        assert await delete(rig, second, entries) == {
             f"{puffin} 44": (EXISTING, first.snapshot_id, first.sequence, first.sequence),
             f"{equality} None": (ADDED, second.snapshot_id, 1, None),
             f"{puffin}-2 4": (ADDED, second.snapshot_id, None, None),
@@ -90,15 +90,15 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
         raise AssertionError("the marks were read")
 
     monkeypatch.setattr(manifest_corrections, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
-    async with rig(tmp_path) as it:
-        await it.table(properties={"format-version": "3"})
-        await append(it, {"a": 1, "b": 1})
-        first = Appender(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties={"format-version": "3"})
+        await append(rig, {"a": 1, "b": 1})
+        first = Appender(await load(rig))
         puffin = f"{first.metadata['location']}/data/p.puffin"
         vectors = [vector(puffin, "a", offset) for offset in range(4, 244, 40)]
-        await delete(it, first, [entry(first.snapshot_id, ADDED, None, one) for one in vectors])
-        second = Appender(await load(it))
-        marks = [entry(second.snapshot_id, DELETED, first.sequence, one) for one in vectors[1:]]
+        await delete(rig, first, [entry(first.snapshot_id, ADDED, None, vector) for vector in vectors])
+        second = Appender(await load(rig))
+        marks = [entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
         stays = entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
         monkeypatch.setattr(manifests, "removals_of", refuse)
-        assert len(await delete(it, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"
+        assert len(await delete(rig, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"

@@ -123,7 +123,7 @@ class Lake:
         assert not self.spec or len(parts) == 1
         location = f"file://{path}"
         self.rows[location] = list(rows)
-        said = {
+        document = {
             "content": "data",
             "file-path": location,
             "file-format": "parquet",
@@ -132,7 +132,7 @@ class Lake:
             "record-count": len(rows),
             "file-size-in-bytes": path.stat().st_size,
         }
-        return said | (_metrics(columns) if metrics else {})
+        return document | (_metrics(columns) if metrics else {})
 
     def position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False

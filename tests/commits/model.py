@@ -55,7 +55,7 @@ class Change:
 
     @property
     def inserted(self) -> list[Row]:
-        return [(one, self.part, f"new{self.number}") for one in sorted(self.ids)]
+        return [(item, self.part, f"new{self.number}") for item in sorted(self.ids)]
 
     def updated(self, row: Row) -> Row:
         return (row[0], row[1], f"{row[2]}+{self.number}")
@@ -116,16 +116,16 @@ class Case:
             added = []
             for _ in range(rng.randint(1, 3)):
                 part = rng.choice(PARTS)
-                rows = [(one, part, f"r{rng.randrange(10**6)}") for one in rng.sample(range(6), rng.randint(1, 4))]
-                made = lake.data(rows)
-                base[made["file-path"]] = Stored(made["file-path"], part, rows)
-                added.append(made)
+                rows = [(item, part, f"r{rng.randrange(10**6)}") for item in rng.sample(range(6), rng.randint(1, 4))]
+                data = lake.data(rows)
+                base[data["file-path"]] = Stored(data["file-path"], part, rows)
+                added.append(data)
             snapshot_id = (await lake.commit({"add": added}))["snapshot-id"]
         if rng.random() < 0.6:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            near = tuple(one.part for one in changes) * 3  # So that they usually overlap
+            near = tuple(change.part for change in changes) * 3  # So that they usually overlap
             change = some_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
                 change = some_change(rng, version, number, (*PARTS, *near))
@@ -133,7 +133,7 @@ class Case:
         return Case(lake, version, base, snapshot_id, *changes)
 
     def rows(self) -> list[Row]:
-        return [row for one in self.base.values() for _, row in one.live]
+        return [row for item in self.base.values() for _, row in item.live]
 
     def body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
@@ -169,7 +169,7 @@ class Case:
 
 
 def _does_something(change: Change, base: dict[str, Stored]) -> bool:
-    live = [row for one in base.values() if one.part == change.part for _, row in one.live]
+    live = [row for item in base.values() if item.part == change.part for _, row in item.live]
     if change.kind in ("delete", "update"):
         return any(map(change.matches, live))
     return change.kind != "compact" or bool(live)
@@ -184,17 +184,17 @@ async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapsh
     else:
         added = [lake.position_deletes([(chosen.path, at) for at in chosen.deleted], chosen.part)]
     answer = await lake.commit({"add": added, "read-snapshot-id": snapshot_id})
-    found: int = answer["snapshot-id"]
-    return found
+    actual_snapshot_id: int = answer["snapshot-id"]
+    return actual_snapshot_id
 
 
 def _reading(case: Case, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}
-    said: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
+    document: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
     if change.kind == "compact":
-        return said | {"operation": "replace"}
+        return document | {"operation": "replace"}
     part = {"type": "eq", "term": "part", "value": change.part}
     ids = {"type": "in", "term": "id", "values": sorted(change.ids)}
     scopes: dict[str, Any] = {
@@ -205,7 +205,7 @@ def _reading(case: Case, change: Change) -> dict[str, Any]:
     scope = scopes.get(change.scope)
     if scope is None and change.kind == "count":
         scope = {"filter": True}
-    return said if scope is None else said | {"scope": scope}
+    return document if scope is None else document | {"scope": scope}
 
 
 def _append(case: Case, change: Change) -> dict[str, Any]:
@@ -226,37 +226,37 @@ def _equality(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _compact(case: Case, change: Change) -> dict[str, Any]:
-    mine = [one for one in case.base.values() if one.part == change.part]
-    kept = [row for one in mine for _, row in one.live]
-    return {"add": [case.lake.data(kept)], "remove": [{"file-path": one.path} for one in mine]}
+    mine = [item for item in case.base.values() if item.part == change.part]
+    rows = [row for item in mine for _, row in item.live]
+    return {"add": [case.lake.data(rows)], "remove": [{"file-path": item.path} for item in mine]}
 
 
 def _rewritten(case: Case, change: Change) -> dict[str, Any]:
     """Return the files of a delete or update: copy-on-write, or position deletes."""
-    touched = [one for one in case.base.values() if any(change.matches(row) for _, row in one.live)]
+    touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
     if change.how == "rewrite":
         kept = [
             change.updated(row) if change.matches(row) else row
-            for one in touched
-            for _, row in one.live
+            for item in touched
+            for _, row in item.live
             if update or not change.matches(row)
         ]
         return {
             "add": [case.lake.data(kept)] if kept else [],
-            "remove": [{"file-path": one.path} for one in touched],
+            "remove": [{"file-path": item.path} for item in touched],
         }
-    hit = {one.path: {at for at, row in one.live if change.matches(row)} for one in touched}
-    fresh = [change.updated(row) for one in touched for _, row in one.live if change.matches(row)] if update else []
+    hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}
+    fresh = [change.updated(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
     added: list[Any] = [case.lake.data(fresh)] if fresh else []
     removed: list[Any] = []
     if change.how == "vectors":
-        merged = {one.path: hit[one.path] | one.deleted for one in touched}
+        merged = {item.path: hit[item.path] | item.deleted for item in touched}
         added += case.lake.vectors(merged, change.part)
-        for one in touched:
-            if one.vector is not None:
-                offset = one.vector["content-offset"]
-                removed.append({"file-path": one.vector["file-path"], "content-offset": offset})
+        for item in touched:
+            if item.vector is not None:
+                offset = item.vector["content-offset"]
+                removed.append({"file-path": item.vector["file-path"], "content-offset": offset})
     elif change.how == "named":
         added += [
             case.lake.position_deletes([(path, at) for at in spots], change.part, named=True)

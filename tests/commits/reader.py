@@ -48,8 +48,8 @@ def read_avro(location: str) -> list[dict[str, Any]]:
 
 
 def snapshot_of(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
-    wanted = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
-    return next((one for one in metadata.get("snapshots", []) if one["snapshot-id"] == wanted), None)
+    expected = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
+    return next((item for item in metadata.get("snapshots", []) if item["snapshot-id"] == expected), None)
 
 
 def manifests_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def entries_of(manifest: dict[str, Any]) -> list[File]:
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
-    found = []
+    results = []
     next_row_id = manifest.get("first_row_id")
     for entry in read_avro(manifest["manifest_path"]):
         file = entry["data_file"]
@@ -72,7 +72,7 @@ def entries_of(manifest: dict[str, Any]) -> list[File]:
         row_id = file.get("first_row_id")
         if row_id is None and next_row_id is not None and entry["status"] != 2:
             row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
-        found.append(
+        results.append(
             File(
                 content=file.get("content", 0),
                 path=file["file_path"],
@@ -90,32 +90,32 @@ def entries_of(manifest: dict[str, Any]) -> list[File]:
                 snapshot_id=entry["snapshot_id"] or manifest["added_snapshot_id"],
             )
         )
-    return found
+    return results
 
 
 def live_files(snapshot: dict[str, Any] | None) -> list[File]:
     if snapshot is None:
         return []
-    return [one for manifest in manifests_of(snapshot) for one in entries_of(manifest) if one.status != 2]
+    return [entry for manifest in manifests_of(snapshot) for entry in entries_of(manifest) if entry.status != 2]
 
 
 def rows(snapshot: dict[str, Any] | None) -> list[Row]:
     """Return the rows that a reader sees, in order."""
     files = live_files(snapshot)
-    deletes = [one for one in files if one.content != 0]
-    found: list[Row] = []
+    deletes = [file for file in files if file.content != 0]
+    rows: list[Row] = []
     for file in files:
         if file.content != 0:
             continue
         table = pq.read_table(local(file.path))
         here = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         gone: set[int] = set()
-        vectors = [one for one in deletes if one.offset is not None and one.referenced == file.path]
+        vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
             gone |= _deleted(delete, file, here, bool(vectors))
-        found += [row for at, row in enumerate(here) if at not in gone]
-    return sorted(found, key=repr)
+        rows += [row for at, row in enumerate(here) if at not in gone]
+    return sorted(rows, key=repr)
 
 
 def _deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
@@ -144,44 +144,44 @@ def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
     snapshot = snapshot_of(metadata, snapshot_id)
     assert snapshot is not None
     manifests = manifests_of(snapshot)
-    assert len({one["manifest_path"] for one in manifests}) == len(manifests)
+    assert len({manifest["manifest_path"] for manifest in manifests}) == len(manifests)
     by_manifest = [(manifest, entries_of(manifest)) for manifest in manifests]
     for manifest, entries in by_manifest:
         assert local(manifest["manifest_path"]).stat().st_size == manifest["manifest_length"]
         counts = Counter(entry.status for entry in entries)
-        said = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
-        assert said == [counts[0], counts[1], counts[2]], manifest["manifest_path"]
+        actual = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
+        assert actual == [counts[0], counts[1], counts[2]], manifest["manifest_path"]
         assert {entry.content != 0 for entry in entries} <= {manifest.get("content", 0) != 0}
         live = [entry.sequence for entry in entries if entry.status != 2]
         assert not live or manifest.get("min_sequence_number", 0) <= min(live)
         assert all(entry.snapshot_id == manifest["added_snapshot_id"] for entry in entries if entry.status == 1)
-    live_ones = [one for _, entries in by_manifest for one in entries if one.status != 2]
-    assert len({(one.path, one.offset) for one in live_ones}) == len(live_ones)
+    live_ones = [entry for _, entries in by_manifest for entry in entries if entry.status != 2]
+    assert len({(live_one.path, live_one.offset) for live_one in live_ones}) == len(live_ones)
     _check_totals(snapshot["summary"], live_ones)
     if metadata["format-version"] >= 3:
         _check_row_ids(metadata, snapshot, live_ones)
 
 
 def _check_totals(summary: dict[str, str], live: list[File]) -> None:
-    data = [one for one in live if one.content == 0]
-    deletes = [one for one in live if one.content != 0]
-    wanted = {
+    data = [item for item in live if item.content == 0]
+    deletes = [item for item in live if item.content != 0]
+    expected = {
         "total-data-files": len(data),
-        "total-records": sum(one.records for one in data),
+        "total-records": sum(item.records for item in data),
         "total-delete-files": len(deletes),
-        "total-position-deletes": sum(one.records for one in deletes if one.content == 1),
-        "total-equality-deletes": sum(one.records for one in deletes if one.content == 2),
-        "total-files-size": sum(one.size if one.length is None else one.length for one in live),
+        "total-position-deletes": sum(delete.records for delete in deletes if delete.content == 1),
+        "total-equality-deletes": sum(delete.records for delete in deletes if delete.content == 2),
+        "total-files-size": sum(item.size if item.length is None else item.length for item in live),
     }
-    assert {name: summary.get(name) for name in wanted} == {name: str(value) for name, value in wanted.items()}
+    assert {name: summary.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
 
 
 def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: list[File]) -> None:
     spans = []
-    for one in live:
-        if one.content == 0:
-            assert one.first_row_id is not None, one.path
-            spans.append((one.first_row_id, one.first_row_id + one.records))
+    for item in live:
+        if item.content == 0:
+            assert item.first_row_id is not None, item.path
+            spans.append((item.first_row_id, item.first_row_id + item.records))
     spans.sort()
     for before, after in pairwise(spans):
         assert before[1] <= after[0], "two rows have one id"

@@ -45,9 +45,9 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
             body = {"read_snapshot_id": first["snapshot-id"], "remove": removed}
         assert (await table.send(**body)).status == 409
         monkeypatch.setattr(change_application, "DECODED_BYTES_MAX", 1000)
-        refused = await table.send(**body)
-        assert refused.error[:2] == (400, "BadRequestException")
-        assert "decoded manifests" in refused.error[2]
+        response = await table.send(**body)
+        assert response.error[:2] == (400, "BadRequestException")
+        assert "decoded manifests" in response.error[2]
 
 
 async def test_scope_has_no_more_partitions_than_a_change_may_have_files(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
-        paths = {one.path for one in live_files(snapshot_of(await lake.metadata()))}
+        paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
         assert threads
         assert threading.get_ident() not in threads
@@ -162,9 +162,9 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         ):
             answer = await lake.send({"read-snapshot-id": first, **body})
             assert answer.status == status, (body, answer.raw)
-    for name, where in threads.items():
-        assert where, name
-        assert threading.get_ident() not in where, name
+    for name, thread in threads.items():
+        assert thread, name
+        assert threading.get_ident() not in thread, name
 
 
 async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
@@ -201,9 +201,9 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
     monkeypatch.setattr(fair_lock, "_FREED_IN_STEP", 2)
-    given: list[Any] = [tuple(Freed() for _ in range(5)), [Freed() for _ in range(4)], (Freed(),)]
-    fair_lock.free_later(*given)
-    given.clear()
+    arguments: list[Any] = [tuple(Freed() for _ in range(5)), [Freed() for _ in range(4)], (Freed(),)]
+    fair_lock.free_later(*arguments)
+    arguments.clear()
     await until(lambda: len(threads) == 10)
     assert threads.count(threading.get_ident()) == 1
 

@@ -32,13 +32,13 @@ def test_change_that_has_waited_longest_is_next() -> None:
     collide(priority, B, 1.2)
     assert priority.holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
     priority.release(T, A, 1.4)
-    held = priority.holder(T, 1.4)
-    assert held is not None
-    assert held[0] == B
+    holder = priority.holder(T, 1.4)
+    assert holder is not None
+    assert holder[0] == B
     priority.release(T, B, 1.5)
-    held = priority.holder(T, 1.5)
-    assert held is not None
-    assert held[0] == C
+    holder = priority.holder(T, 1.5)
+    assert holder is not None
+    assert holder[0] == C
 
 
 def test_unused_priority_ends_and_the_table_pauses() -> None:

@@ -26,13 +26,13 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     second = await case.lake.send(bodies[1])
     metadata = await case.lake.metadata()
     check(metadata)
-    seen = Counter(rows(snapshot_of(metadata)))
+    counts = Counter(rows(snapshot_of(metadata)))
     if second.status == 200:
-        assert seen in case.allowed(), (about, seen, case.allowed())
+        assert counts in case.allowed(), (about, counts, case.allowed())
     else:
         assert second.error[:2] == (409, "CommitFailedException"), (about, second.raw)
         assert not case.must_commit(), (about, second.error)
-        assert seen == Counter(case.first.apply(case.rows())), about
+        assert counts == Counter(case.first.apply(case.rows())), about
     outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
 
 

@@ -13,9 +13,9 @@ MOST = 2**63 - 1
 @pytest.mark.parametrize("version", [1, 2, 3])
 async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, version: int) -> None:
     table = await Claims.create(api, {"x": "long"}, version=version)
-    refused = await table.send(add=[table.data("a", rows=MOST), table.data("b", rows=1)])
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "add: the data files have 9,223,372,036,854,775,808 rows together" in refused.error[2]
+    response = await table.send(add=[table.data("a", rows=MOST), table.data("b", rows=1)])
+    assert response.error[:2] == (400, "BadRequestException")
+    assert "add: the data files have 9,223,372,036,854,775,808 rows together" in response.error[2]
     await table.commit(add=[table.data("a", rows=MOST - 1), table.data("b", rows=1)])
     assert await table.live() == ["a", "b"]
 
@@ -23,17 +23,17 @@ async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, 
 async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"})
     keyed = {"content": "equality-deletes", "equality-ids": [1]}
-    refused = await table.send(add=[table.data("a", rows=MOST, **keyed), table.data("b", rows=1, **keyed)])
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "add: the delete files" in refused.error[2]
+    response = await table.send(add=[table.data("a", rows=MOST, **keyed), table.data("b", rows=1, **keyed)])
+    assert response.error[:2] == (400, "BadRequestException")
+    assert "add: the delete files" in response.error[2]
 
 
 async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writable(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"}, version=3)
     await table.commit(add=[table.data("a", rows=MOST - 5)])
-    refused = await table.send(add=[table.data("b", rows=6)])
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "row id" in refused.error[2]
+    response = await table.send(add=[table.data("b", rows=6)])
+    assert response.error[:2] == (400, "BadRequestException")
+    assert "row id" in response.error[2]
     await table.commit(add=[table.data("c", rows=5)])
     assert await table.live() == ["a", "c"]
 

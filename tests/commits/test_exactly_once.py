@@ -49,7 +49,7 @@ async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -
     lake = await Lake.create(api)
     bodies = [numbered(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
-    assert [one["summary"]["seamark.producer-sequence"] for one in answers] == ["3", "4", "9"]
+    assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
         again = await lake.commit(body)
         assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
@@ -64,8 +64,8 @@ async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
     lake = await Lake.create(api)
     body = numbered(lake, 1)
     answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
-    assert sorted(one["duplicate"] for one in answers) == [False, True, True, True, True, True]
-    assert len({one["snapshot-id"] for one in answers}) == 1
+    assert sorted(answer["duplicate"] for answer in answers) == [False, True, True, True, True, True]
+    assert len({answer["snapshot-id"] for answer in answers}) == 1
     assert await seen(lake) == [(1, 0, "p")]
 
 
@@ -122,7 +122,7 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
         await _moved(api, how)
     answers = await asyncio.gather(*sent)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
-    assert [one.error[:2] for one in answers] == [(500, "CommitStateUnknownException"), refused]
+    assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refused]
 
 
 def _lake(base_url: str, name: str) -> Lake:
@@ -174,14 +174,14 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     with Mortal(tmp_path / "home") as server:
         client = server.start()
         lake = _lake(server.base_url, "t")
-        wanted: dict[int, str] = {}
+        expected: dict[int, str] = {}
         head: int | None = None
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
             body = numbered(lake, sequence)
-            if wanted and rng.random() < 0.5:
-                gone = rng.choice(sorted(wanted))
-                body |= {"remove": [{"file-path": wanted.pop(gone)}], "read-snapshot-id": head}
-            wanted[sequence] = body["add"][0]["file-path"]
+            if expected and rng.random() < 0.5:
+                gone = rng.choice(sorted(expected))
+                body |= {"remove": [{"file-path": expected.pop(gone)}], "read-snapshot-id": head}
+            expected[sequence] = body["add"][0]["file-path"]
             step = rng.choice(steps)
             # Manifests, the list and the metadata are written; there is one swap.
             nth = 1 if step.endswith("swap") else rng.randint(1, 3)
@@ -191,4 +191,4 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
             assert status == 200, (SEED, step, nth, answer)
             assert answer["duplicate"] == (step == "after-swap"), (SEED, step, nth)
             head = answer["snapshot-id"]
-            assert _ids(server.base_url, "t") == sorted(wanted), (SEED, step, nth)
+            assert _ids(server.base_url, "t") == sorted(expected), (SEED, step, nth)

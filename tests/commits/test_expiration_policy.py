@@ -41,7 +41,9 @@ def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
                 kept.add(snapshot.snapshot_id)
             replaced_ms = snapshot.timestamp_ms
             snapshot = metadata.snapshot(snapshot.parent_snapshot_id)
-    free = {one.snapshot_id for one in metadata.snapshots if one.timestamp_ms >= policy.older_than_ms} - referenced
+    free = {
+        snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.timestamp_ms >= policy.older_than_ms
+    } - referenced
     return kept | free
 
 

@@ -36,29 +36,31 @@ async def _write(lake: Lake, writer: int) -> list[Any]:
 
 
 def _counted(api: Api, name: str) -> float:
-    found = api.server.components.metrics.registry.get_sample_value(name)
-    assert found is not None
-    return found
+    sample_value = api.server.components.metrics.registry.get_sample_value(name)
+    assert sample_value is not None
+    return sample_value
 
 
 async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         lake = await Lake.create(api, version=3)
-        answers = [one for each in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for one in each]
+        answers = [
+            item for result in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for item in result
+        ]
         metadata = await lake.metadata()
         check(metadata)
-        wanted = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
+        expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
         assert _counted(api, "seamark_commit_changes_total") == WRITERS * TURNS
         assert _counted(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
         chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
-        assert [one.get("parent-snapshot-id") for one in chain[1:]] == [one["snapshot-id"] for one in chain[:-1]]
-        assert {one["snapshot-id"] for one in chain} == {one["snapshot-id"] for one in answers}
+        assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
+        assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
         instants = await server.components.store.instants(
             InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000
         )
-        assert {one.snapshot_id for one in instants} == {one["snapshot-id"] for one in answers}
+        assert {instant.snapshot_id for instant in instants} == {answer["snapshot-id"] for answer in answers}
 
 
 async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
@@ -72,8 +74,8 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         await asyncio.gather(*(_write((one, other)[n % 2], n) for n in range(8)))
         metadata = await one.metadata()
         check(metadata)
-        wanted = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
+        expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
 
 
 async def test_replica_that_loses_every_race_commits_in_the_end(
@@ -91,16 +93,16 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         async def pointer() -> Any:
             return await fast.components.store.entry(EntryKind.TABLE, ("db",), "t")
 
-        async def slowly(*given: Any, **named: Any) -> Any:
+        async def slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
-            planned = await prepare(*given, **named)
+            planned_prepare = await prepare(*args, **kwargs)
             before = await pointer()
             lost += 1
             with suppress(TimeoutError):  # The other replica commits first, unless it may not.
                 async with asyncio.timeout(0.5):
                     while await pointer() == before:
                         await asyncio.sleep(0.005)
-            return planned
+            return planned_prepare
 
         monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", slowly)
 
@@ -110,14 +112,14 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
                 await lake.append([(number, 0, "f")])
                 number += 1
 
-        others = [asyncio.create_task(keep_on()) for _ in range(2)]
+        tasks = [asyncio.create_task(keep_on()) for _ in range(2)]
         answers = [await late.send({"add": [late.data([(n, 0, "s")])]}) for n in (1, 2)]
         lost_races, name = lost, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
         stock = await late.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]})
         is_over = True
-        await asyncio.gather(*others)
-        assert [one.status for one in answers] == [200, 200]
+        await asyncio.gather(*tasks)
+        assert [answer.status for answer in answers] == [200, 200]
         assert lost_races > 2
         assert stock.status == 200
         metadata = await lake.metadata()
@@ -139,7 +141,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         lake = await Lake.create(Api(server))
         await lake.append([(0, 0, "a")])
         before = (await lake.metadata())["current-snapshot-id"]
-        stored = sorted(tmp_path.rglob("*.avro"))
+        paths = sorted(tmp_path.rglob("*.avro"))
         late: list[str] = []
 
         async def create_late(self: LocalObjects, location: str, data: bytes) -> None:
@@ -155,7 +157,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         monkeypatch.setattr(LocalObjects, "create", create_late)
         assert (await lake.send({"add": [lake.data([(1, 0, "b")])]})).status == 500
         assert (await lake.metadata())["current-snapshot-id"] == before
-        await until(lambda: sorted(tmp_path.rglob("*.avro")) == stored)
+        await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
         assert late
         metadata = await lake.metadata()
@@ -172,9 +174,9 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
         sent = [lake.send(remove) for _ in range(3)] + [lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)]
         answers = await asyncio.gather(*sent)
         # The first change may be compared with the appends: then none of the three is allowed.
-        assert [one.status for one in answers[3:]] == [200, 200]
-        assert sum(one.status == 200 for one in answers[:3]) <= 1
-        assert all(one.error[1] == "CommitFailedException" for one in answers[:3] if one.status != 200)
+        assert [answer.status for answer in answers[3:]] == [200, 200]
+        assert sum(answer.status == 200 for answer in answers[:3]) <= 1
+        assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
         metadata = await lake.metadata()
         check(metadata)
         assert {row[0] for row in rows(snapshot_of(metadata))} >= {1, 2}
@@ -183,10 +185,10 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
 async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(writer: SnapshotWriter, change: Change, *more: Any, **named: Any) -> ProducedSnapshot:
+    async def broken(writer: SnapshotWriter, change: Change, *more: Any, **kwargs: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
-        return await produce(writer, change, *more, **named)
+        return await produce(writer, change, *more, **kwargs)
 
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
@@ -200,7 +202,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
                 tasks.append(asyncio.create_task(lake.send(body)))
                 await lake.waiting(count)
         answers = await asyncio.gather(*tasks)
-        assert [one.status for one in answers] == [200, 200, 500, 200]
+        assert [answer.status for answer in answers] == [200, 200, 500, 200]
         metadata = await lake.metadata()
         check(metadata)
         head = snapshot_of(metadata)
@@ -208,9 +210,9 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
         assert _counted(lake.api, "seamark_commit_groups_total") == 2
         await server.components.commits.close()
-        needed = {manifest["manifest_path"] for manifest in manifests_of(head)}
+        manifest_paths = {manifest["manifest_path"] for manifest in manifests_of(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
-    assert avro == needed
+    assert avro == manifest_paths
 
 
 @pytest.mark.parametrize("registered", ["before", "by the group"])
@@ -238,7 +240,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
                 await lake.waiting(len(tasks))
         answers += await asyncio.gather(*tasks)
-        assert [one.status for one in answers] == [200, 200, 409, 200]
+        assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
         assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [0, 1, 3]
 
@@ -247,9 +249,9 @@ async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) ->
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
-        others = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
-        answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *others)
-        assert sorted(one.status for one in answers[:2])[0] == 200
+        appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
+        answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
+        assert sorted(answer.status for answer in answers[:2])[0] == 200
         assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [1, 2, 3, 4]
 
 
@@ -266,7 +268,7 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
             await lake.waiting(3)  # The order in which two changes are sent does not determine which is first.
             later = (lake.send(others[1], key=key), lake.send(others[2]))
-            tasks += [asyncio.create_task(one) for one in later]
+            tasks += [asyncio.create_task(item) for item in later]
             await lake.waiting(5)
         one, twin, other_body, last = await asyncio.gather(*tasks)
         assert {(await alone).status, one.status, twin.status, last.status} == {200}
@@ -287,17 +289,17 @@ async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: 
         if action == "committed":
             await asyncio.gather(*(_write(lake, n) for n in range(4)))
         elif action == "refused":
-            refused = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": 1})
-            assert refused.status == 409
+            response = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": 1})
+            assert response.status == 409
         else:
             assert (await lake.commit(body))["duplicate"]
         await server.components.commits.close()
         metadata = await lake.metadata()
-        needed = {one["manifest-list"] for one in metadata["snapshots"]}
-        for one in metadata["snapshots"]:
-            check(metadata, one["snapshot-id"])
+        manifest_lists = {snapshot["manifest-list"] for snapshot in metadata["snapshots"]}
+        for snapshot in metadata["snapshots"]:
+            check(metadata, snapshot["snapshot-id"])
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
-    assert avro == needed
+    assert avro == manifest_lists
 
 
 @pytest.mark.parametrize("where", ["_attempt", "_add"])

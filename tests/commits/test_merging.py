@@ -18,10 +18,10 @@ async def _manifests(table: Claims) -> dict[int, int]:
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = snapshot_of(answer.json["metadata"])
     assert head is not None
-    found: dict[int, int] = {}
+    results: dict[int, int] = {}
     for manifest in manifests_of(head):
-        found[manifest["partition_spec_id"]] = found.get(manifest["partition_spec_id"], 0) + 1
-    return found
+        results[manifest["partition_spec_id"]] = results.get(manifest["partition_spec_id"], 0) + 1
+    return results
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

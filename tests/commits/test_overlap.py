@@ -64,7 +64,9 @@ def _some_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
 
 
 def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
-    return tuple(apply(one.transform, KINDS[one.source_id or 0], row[one.source_id or 0]) for one in spec.fields)
+    return tuple(
+        apply(field.transform, KINDS[field.source_id or 0], row[field.source_id or 0]) for field in spec.fields
+    )
 
 
 def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
@@ -122,18 +124,28 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
     for _ in range(60):
         specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
         partitions = PartitionOverlap(_table(specs))
-        wanted = [
+        expected = [
             (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
-        targets = Targets(partitions, wanted)
+        targets = Targets(partitions, expected)
         for row in rng.sample(rows, 20):
             values = _tuple(specs[0], row)
             one = partitions.partition(0, values)
-            each = [Targets(partitions, [single]) for single in wanted]
-            assert targets.overlap(one) == any(single.overlap(one) for single in each), (seed, specs, wanted, values)
-            assert targets.contain(one) == any(single.contain(one) for single in each), (seed, specs, wanted, values)
-            assert targets.overlap(one) or not any(_tuple(specs[n], row) == said for n, said in wanted)
-            assert targets.contain(one) or (0, values) not in wanted
+            other_targets = [Targets(partitions, [single]) for single in expected]
+            assert targets.overlap(one) == any(single.overlap(one) for single in other_targets), (
+                seed,
+                specs,
+                expected,
+                values,
+            )
+            assert targets.contain(one) == any(single.contain(one) for single in other_targets), (
+                seed,
+                specs,
+                expected,
+                values,
+            )
+            assert targets.overlap(one) or not any(_tuple(specs[n], row) == said for n, said in expected)
+            assert targets.contain(one) or (0, values) not in expected
 
 
 def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
@@ -141,12 +153,12 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
 ) -> None:
     partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
     looks = 0
-    said = PartitionOverlap.constraints
+    constraints = PartitionOverlap.constraints
 
     def counted(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal looks
         looks += 1
-        return said(self, partition)
+        return constraints(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
     monkeypatch.setattr(overlap, "_are_disjoint", None)  # Comparing two would fail.
@@ -269,12 +281,12 @@ def _some_filter(rng: random.Random, depth: int = 0) -> Any:
         left, right = _some_filter(rng, depth + 1), _some_filter(rng, depth + 1)
         return {"type": rng.choice(["and", "or"]), "left": left, "right": right}
     op = rng.choice(["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq", "in", "not-in", "is-null", "not-null", "is-nan"])
-    made: dict[str, Any] = {"type": op, "term": "c4"}
+    filter_json: dict[str, Any] = {"type": op, "term": "c4"}
     if op in ("in", "not-in"):
-        made["values"] = rng.sample([0.5, 1.5, 2.5], 2)
+        filter_json["values"] = rng.sample([0.5, 1.5, 2.5], 2)
     elif not op.startswith(("is", "not-n")) or op == "not-eq":
-        made["value"] = rng.choice([0.5, 1.5, 2.5])
-    return made
+        filter_json["value"] = rng.choice([0.5, 1.5, 2.5])
+    return filter_json
 
 
 def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:

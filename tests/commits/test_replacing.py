@@ -22,9 +22,9 @@ async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: 
 async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> None:
     table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
     scope = {"partitions": [{"spec-id": 0, "values": [10**400]}]}
-    refused = await table.send(read_snapshot_id=None, add=[table.data("a", 1.0)], scope=scope)
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "outside the range of double" in refused.error[2]
+    response = await table.send(read_snapshot_id=None, add=[table.data("a", 1.0)], scope=scope)
+    assert response.error[:2] == (400, "BadRequestException")
+    assert "outside the range of double" in response.error[2]
 
 
 async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another_spec(api: Api) -> None:
@@ -39,8 +39,8 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
     equality = {"content": "equality-deletes", "equality-ids": [1]}
     for zeros in ([-0.0], [0.0, -0.0]):
         deletes = [table.data(f"deletes{zero}", zero, **equality) for zero in zeros]
-        refused = await table.send(read_snapshot_id=read, add=deletes)
-        assert refused.error[:2] == (409, "CommitFailedException"), zeros
+        response = await table.send(read_snapshot_id=read, add=deletes)
+        assert response.error[:2] == (409, "CommitFailedException"), zeros
 
 
 def _bounded(value: int) -> dict[str, Any]:
@@ -70,9 +70,9 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
     if operation is not None:
         body |= {"operation": operation, "remove": [{"file-path": first["file-path"]}]}
-    refused = await table.send(**body)
-    assert refused.error[:2] == (409, "CommitFailedException")
-    assert "theirs" in refused.error[2]
+    response = await table.send(**body)
+    assert response.error[:2] == (409, "CommitFailedException")
+    assert "theirs" in response.error[2]
     await table.commit(**body, isolation="snapshot")
     assert await table.live() == ["mine", "other"]
 

@@ -52,7 +52,7 @@ class Model:
 
     async def append(self) -> None:
         added = [self.file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
-        self.files |= {one["file-path"]: File(one["record-count"]) for one in added}
+        self.files |= {item["file-path"]: File(item["record-count"]) for item in added}
         await self.commit(added)
 
     async def delete(self) -> None:
@@ -74,9 +74,9 @@ class Model:
                 if file.vector is not None:
                     remove.append({"file-path": file.vector, "content-offset": OFFSET})
                 more |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
-            made = self.file(len(file.deleted if self.version == 3 else spots), **more)
-            file.vector, file.named = made["file-path"], made["record-count"] + (self.version == 2) * file.named
-            add.append(made)
+            new_file = self.file(len(file.deleted if self.version == 3 else spots), **more)
+            file.vector, file.named = new_file["file-path"], new_file["record-count"] + (self.version == 2) * file.named
+            add.append(new_file)
         self.loose += loose
         await self.commit(add + ([self.file(loose, **DELETES)] if loose else []), remove)
 
@@ -109,7 +109,7 @@ class Model:
         self.read = answer.json["snapshot-id"]
         for path in chosen:
             del self.files[path]
-        self.files |= {one["file-path"]: File(added) for one in new}
+        self.files |= {item["file-path"]: File(added) for item in new}
         return "replaced"
 
 
@@ -143,8 +143,8 @@ async def test_overwrite_may_have_any_rows(api: Api) -> None:
         "add": [table.data("new", rows=7)],
         "remove": [{"file-path": old["file-path"]}],
     }
-    refused = await table.send(**body, operation="replace")
-    assert refused.error[:2] == (400, "BadRequestException")
+    response = await table.send(**body, operation="replace")
+    assert response.error[:2] == (400, "BadRequestException")
     await table.commit(**body, operation="overwrite")
     assert await table.live() == ["new"]
 
@@ -161,7 +161,7 @@ async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api)
         "remove": [{"file-path": old["file-path"]}],
     }
     more: dict[str, Any] = {**DELETES, "referenced-data-file": new["file-path"]}
-    refused = await table.send(**body, add=[new, table.data("one", rows=1, **more)])
-    assert refused.error[:2] == (400, "BadRequestException")
+    response = await table.send(**body, add=[new, table.data("one", rows=1, **more)])
+    assert response.error[:2] == (400, "BadRequestException")
     await table.commit(**body, add=[new, table.data("two", rows=2, **more)])
     assert await table.live() == ["new"]

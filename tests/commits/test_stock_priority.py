@@ -53,11 +53,11 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Se
             is_over.set()
             for writer in writers:
                 writer.join()
-        left = {row["id"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()}
+        ids = {row["id"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()}
     assert max(tries) <= TRIES_MAX, tries
-    assert not left & set(range(changes))
+    assert not ids & set(range(changes))
     assert before >= changes, "the upserts went on"
-    assert left == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(done[writer], 50))}
+    assert ids == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(done[writer], 50))}
 
 
 def _delete(catalog: object, number: int) -> int:

@@ -24,10 +24,10 @@ async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: 
         ):  # All that arrive meanwhile are one group.
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.waiting(1)
-            others = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
+            tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
             await lake.waiting(1 + CHANGES)
         await first
-        assert {one.status for one in await asyncio.gather(*others)} == {409}
+        assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 
         taken = 0
 

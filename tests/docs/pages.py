@@ -52,7 +52,7 @@ class Page:
         Raises:
             ValueError: A fence is not closed, or no block follows a comment.
         """
-        found: list[Block] = []
+        blocks: list[Block] = []
         inside: tuple[str, str, int] | None = None
         mark, body = "", list[str]()
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -60,7 +60,7 @@ class Page:
             if inside is not None:
                 if fence and not fence[2]:
                     language, its_mark, begun = inside
-                    found.append(Block(language, its_mark, "\n".join(body) + "\n", begun))
+                    blocks.append(Block(language, its_mark, "\n".join(body) + "\n", begun))
                     inside, body = None, []
                 else:
                     body.append(line)
@@ -72,7 +72,7 @@ class Page:
                 mark = marked[1]
         if inside is not None:
             raise ValueError(f"{self}:{inside[2]}: the block is not closed")
-        return found
+        return blocks
 
     @cached_property
     def prose(self) -> str:

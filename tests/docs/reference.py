@@ -135,8 +135,8 @@ def cli_page() -> str:
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
-    for name, found in subcommands(command).items():
-        yield from _commands(found, f"{path} {name}")
+    for name, subcommand in subcommands(command).items():
+        yield from _commands(subcommand, f"{path} {name}")
 
 
 def errors_page() -> str:
@@ -181,7 +181,7 @@ def served_operations() -> set[str]:
     """Return `METHOD template` of each operation of the specification that the router serves."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
-    return set(list_served_endpoints(app)) & {one.endpoint for one in operations()}
+    return set(list_served_endpoints(app)) & {operation.endpoint for operation in operations()}
 
 
 def operations_page() -> str:
@@ -198,10 +198,10 @@ def operations_page() -> str:
         "| operation | method and path | served | key | notes |",
         "|---|---|---|---|---|",
     ]
-    for one in known:
-        yes = "yes" if one.endpoint in served else "not yet"
-        key = "yes" if one.keyed else ""
-        lines.append(f"| {one.id} | `{one.endpoint}` | {yes} | {key} | {NOTES[one.id]} |")
+    for item in known:
+        yes = "yes" if item.endpoint in served else "not yet"
+        key = "yes" if item.keyed else ""
+        lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [
         "",
         "*key*: takes an `Idempotency-Key` (a UUID of version 7). A repeat with the same key receives the first answer",

@@ -106,13 +106,13 @@ class Run:
     def _bash(self, text: str) -> str:
         after = self.folder / ".environment"
         script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(after))}\n"
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
         )
-        if done.returncode:
-            raise AssertionError(f"ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        if completed.returncode:
+            raise AssertionError(f"ended with {completed.returncode}\n{completed.stdout}{completed.stderr}")
         self.environment = dict(line.split("=", 1) for line in after.read_text().split("\0") if "=" in line)
-        return done.stdout
+        return completed.stdout
 
     def _python(self, text: str) -> str:
         out = io.StringIO()
@@ -157,8 +157,8 @@ class Run:
 def spark_conf(command: str) -> dict[str, str]:
     """Return the `--conf key=value` of a command."""
     words = shlex.split(command.replace("\\\n", " "))
-    given = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
-    return dict(one.split("=", 1) for one in given)
+    arguments = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
+    return dict(item.split("=", 1) for item in arguments)
 
 
 def check_output(printed: str, expected: str) -> None:

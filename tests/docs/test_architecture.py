@@ -28,30 +28,30 @@ def test_paths_of_the_page_exist(name: str, least: int) -> None:
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_decorators_of_the_page_exist(name: str) -> None:
-    named = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
+    matches = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
     defined = set(re.findall(r"^(?:class|def) (\w+)", _code(), flags=re.MULTILINE))
-    assert named or name != "ARCHITECTURE.md"
-    assert named - defined == set()
+    assert matches or name != "ARCHITECTURE.md"
+    assert matches - defined == set()
 
 
 def test_architecture_page_names_every_package() -> None:
     text = (REPO / "ARCHITECTURE.md").read_text()
     layers = (REPO / ".importlinter").read_text()
-    named = set(re.findall(r"\w+", text))
+    matches = set(re.findall(r"\w+", text))
     for contract in ("layers", "planner", "formats", "index-formats", "iceberg", "api", "connector"):
         section = layers.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
         packages = set(re.findall(r"\w+", section.partition("layers =")[2]))
         assert packages
-        assert packages - named - {"app", "openapi"} == set(), contract  # The last two are modules.
+        assert packages - matches - {"app", "openapi"} == set(), contract  # The last two are modules.
 
 
 def test_make_targets_of_the_contributing_page_exist() -> None:
     text = (REPO / "CONTRIBUTING.md").read_text()
-    made = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
-    named |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
-    assert {"test", "lint", "venv"} <= named
-    assert named - made == set()
+    matches = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
+    named_matches = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
+    named_matches |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
+    assert {"test", "lint", "venv"} <= named_matches
+    assert named_matches - matches == set()
 
 
 def _rows() -> list[tuple[str, str, str]]:

@@ -26,8 +26,8 @@ def create_namespace(server: Seamark, name: str) -> None:
 
 def namespaces(server: Seamark) -> list[list[str]]:
     with urllib.request.urlopen(f"{server.base_url}/v1/namespaces", timeout=30) as answer:
-        found: list[list[str]] = json.load(answer)["namespaces"]
-        return found
+        namespaces: list[list[str]] = json.load(answer)["namespaces"]
+        return namespaces
 
 
 def test_backup_is_restored_over_the_database_of_a_killed_server(tmp_path: Path) -> None:

@@ -106,15 +106,15 @@ def test_relative_links_lead_to_a_file_and_a_heading() -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    seen: set[Path] = set()
+    paths: set[Path] = set()
     waiting = [REPO / "README.md"]
     while waiting:
         path = waiting.pop()
-        if path in seen or path.suffix != ".md":
+        if path in paths or path.suffix != ".md":
             continue
-        seen.add(path)
+        paths.add(path)
         waiting += [(path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link]
-    assert {page.path for page in PAGES} - seen == set()
+    assert {page.path for page in PAGES} - paths == set()
 
 
 def test_environment_variables_of_the_pages_are_settings() -> None:
@@ -142,7 +142,7 @@ def _toml_blocks() -> list[tuple[Page, Block]]:
     return [(page, block) for page in PAGES for block in page.blocks if block.language == "toml"]
 
 
-TOML = [pytest.param(*one, id=f"{one[0]}:{one[1].line}") for one in _toml_blocks()]
+TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") for toml_block in _toml_blocks()]
 
 
 @pytest.mark.parametrize(("page", "block"), TOML)
@@ -154,7 +154,7 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
 
 def _commands() -> list[tuple[str, list[str]]]:
     """Return (where, words) of every `seamark …` in the bash blocks."""
-    found = []
+    results = []
     for page in PAGES:
         for block in page.blocks:
             if block.language != "bash":
@@ -163,8 +163,8 @@ def _commands() -> list[tuple[str, list[str]]]:
                 for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
                     words = shlex.split(part)
                     if words and not line.lstrip().startswith(("#", "docker", "kubectl")):
-                        found.append((f"{page}:{block.line}", words))
-    return found
+                        results.append((f"{page}:{block.line}", words))
+    return results
 
 
 def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
@@ -187,8 +187,8 @@ def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> 
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # It has no effect before Iceberg 1.12.
-    wanted = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
-    assert spark_conf(first.text) == wanted
+    expected = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
+    assert spark_conf(first.text) == expected
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None

@@ -62,7 +62,7 @@ class Production:
     def here(self, block: Block) -> str:
         text = block.text
         for theirs, ours in self.replace.items():
-            assert theirs in "".join(each.text for each in production_blocks()), theirs
+            assert theirs in "".join(production_block.text for production_block in production_blocks()), theirs
             text = text.replace(theirs, ours)
         return text
 
@@ -86,10 +86,10 @@ class Production:
     def seamark(self, *arguments: str, url: str) -> tuple[int, str]:
         """Run a client command, and return (exit code, output)."""
         environment = {**self.environment, "SEAMARK_URL": url}
-        done = subprocess.run(
+        completed = subprocess.run(
             ["seamark", *arguments], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=60
         )
-        return done.returncode, done.stdout + done.stderr
+        return completed.returncode, completed.stdout + completed.stderr
 
 
 @pytest.fixture
@@ -119,9 +119,11 @@ def production(
         made = Production(tmp_path, replace, running, environment)
         made.variables, made.serve = made.here(variables), made.here(server)
         create = f"{made.variables}\n{made.here(token)}"
-        done = subprocess.run(["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        made.environment["SEAMARK_TOKEN"] = done.stdout.split()[-1]
+        completed = subprocess.run(
+            ["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert completed.returncode == 0, completed.stderr
+        made.environment["SEAMARK_TOKEN"] = completed.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
             monkeypatch.setenv(name, made.environment[name])
         # docs/how-to/authentication.md recommends this for PyIceberg and s3fs.

@@ -51,11 +51,11 @@ def test_every_table_of_the_database_is_explained() -> None:
 
 
 def test_timeline_page_shows_instants_and_events_in_their_format() -> None:
-    shown = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
-    instants = next(one for one in shown if "instants" in one)["instants"]
+    documents = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
+    instants = next(document for document in documents if "instants" in document)["instants"]
     assert instants
     assert all(tuple(instant) == InstantAnswer.__struct_encode_fields__ for instant in instants)
-    event = next(one for one in shown if "specversion" in one)
+    event = next(document for document in documents if "specversion" in document)
     assert event.keys() == cloud_event(INSTANT, "file:///w").keys()
     assert event["type"] == cloud_event(INSTANT, "file:///w")["type"]
 
@@ -65,9 +65,9 @@ def test_timeline_page_names_every_state_and_parameter() -> None:
     add_routes(app, EXTENSIONS)
     document = build_document(app)
     text = (REFERENCE / "timeline.md").read_text()
-    wanted = {state.value for state in InstantState}
-    wanted |= {one["name"] for one in document["paths"]["/api/v1/timeline"]["get"]["parameters"]}
-    assert {name for name in wanted if f"`{name}`" not in text} == set()
+    expected = {state.value for state in InstantState}
+    expected |= {parameter["name"] for parameter in document["paths"]["/api/v1/timeline"]["get"]["parameters"]}
+    assert {name for name in expected if f"`{name}`" not in text} == set()
 
 
 def test_numbers_of_the_readme_match_the_code() -> None:

@@ -93,7 +93,7 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         instant = an_instant(CLOCK)
         await store.transact([RecordInstant(instant=instant)])
         async with asyncio.timeout(60):
-            assert [one.id for one in await watching] == [instant.id]
+            assert [item.id for item in await watching] == [instant.id]
 
 
 @pytest.mark.usefixtures("full_disk")

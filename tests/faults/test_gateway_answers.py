@@ -131,8 +131,8 @@ async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **chan
         )
         clock = SimulatedClock(1)
         forwarding = Forwarding(settings, clock, connections=connections)
-        async with worker(forwarding, folder, clock, **changes) as one:  # type: ignore[arg-type]
-            yield one
+        async with worker(forwarding, folder, clock, **changes) as single_worker:  # type: ignore[arg-type]
+            yield single_worker
 
 
 async def read_answer(
@@ -183,11 +183,11 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
     ]
     store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
-    async with gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as one:
+    async with gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as single_gateway:
         for path in paths:  # The records are known, so reads need no opening.
-            assert (await one.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
+            assert (await single_gateway.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
         store.rate = 0.3
-        address = urlsplit(one.url)
+        address = urlsplit(single_gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         for number in range(120):
             path = rng.choice(paths)
@@ -202,22 +202,22 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
             status, length, body, is_short = await read_answer(
                 reader, writer, f"{method} {path} HTTP/1.1\r\n{headers}\r\n", has_body=method == "GET"
             )
-            said = f"seed {seed}, read {number}: {method} {start}-{end} {status} {length} {len(body)} {is_short}"
+            context = f"seed {seed}, read {number}: {method} {start}-{end} {status} {length} {len(body)} {is_short}"
             if is_short:
-                assert data[start:end].startswith(body), said
+                assert data[start:end].startswith(body), context
                 outcomes["short"] += 1
                 writer.close()
                 reader, writer = await asyncio.open_connection(address.hostname, address.port)
                 continue
             outcomes["whole" if status in (200, 206, 304) else "refused"] += 1
             if status == 304:
-                assert is_conditional, said
+                assert is_conditional, context
             elif status == 206:
-                assert (length, body) == (end - start, data[start:end]), said
+                assert (length, body) == (end - start, data[start:end]), context
             elif status == 200:
-                assert (method, length) == ("HEAD", len(data)), said
+                assert (method, length) == ("HEAD", len(data)), context
             else:
-                assert status in (502, 503), said
+                assert status in (502, 503), context
         writer.close()
     assert all(store.seen[fault] for fault in ("cut", "reset", "silent", "refused")), store.seen
     assert outcomes["whole"] > 60, (outcomes, store.seen)
@@ -231,12 +231,12 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
     rng = random.Random(3)
     path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK)
     store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
-    async with gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as one:
-        assert (await one.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
+    async with gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as single_gateway:
+        assert (await single_gateway.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
         store.rate = 1.0
         if is_replaced:
             store.replace = {path: rng.randbytes(20 * BLOCK)}
-        address = urlsplit(one.url)
+        address = urlsplit(single_gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"
         status, length, body, is_short = await read_answer(reader, writer, request, has_body=True)
@@ -253,8 +253,8 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     rng = random.Random(4)
     path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK)
     store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
-    async with gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as one:
-        address = urlsplit(one.url)
+    async with gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as single_gateway:
+        address = urlsplit(single_gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # The store answers.
         answer = await read_answer(reader, writer, request, has_body=True)

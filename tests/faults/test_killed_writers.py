@@ -32,8 +32,8 @@ FIELDS = [
 
 
 def held(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
-    found = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
-    return sorted((one["id"], one["batch"]) for one in found)
+    rows = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
+    return sorted((row["id"], row["batch"]) for row in rows)
 
 
 def rows(model: Model) -> list[tuple[int, int]]:
@@ -41,7 +41,7 @@ def rows(model: Model) -> list[tuple[int, int]]:
 
 
 def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
-    said = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
     notes = home / "notes"
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
@@ -65,12 +65,12 @@ def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, i
             finally:
                 job.kill()
                 job.wait()
-            assert job.returncode in (0, -9), (said, error.decode())
+            assert job.returncode in (0, -9), (context, error.decode())
             if job.returncode == 0:
                 break
-        assert killed > kills // 2, f"{said}: the job was through too early for {kills} kills"
+        assert killed > kills // 2, f"{context}: the job was through too early for {kills} kills"
         assert int(notes.read_text()) == batches
-        every_snapshot_is_of_whole_batches(client, seed, batches, said)
+        every_snapshot_is_of_whole_batches(client, seed, batches, context)
 
 
 def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, said: str) -> None:
@@ -79,13 +79,13 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
     number = 0
     snapshots = json.loads(loaded.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
-        found = held(client, At(snapshot_id=snapshot["snapshot-id"]))
+        result = held(client, At(snapshot_id=snapshot["snapshot-id"]))
         last = int(snapshot["summary"][SEQUENCE_KEY])
         assert last >= number, f"{said}: sequence {last} was committed twice"
         while number <= last:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
-        assert found == rows(model), f"{said}: after batch {last}"
+        assert result == rows(model), f"{said}: after batch {last}"
     while number < batches:
         apply(model, seed, number)
         number += 1

@@ -155,11 +155,11 @@ def _missing(server: Seamark, registered: set[str]) -> list[str]:
     deleted its files correctly.
     """
     client = Client(server.base_url)
-    found = []
+    results = []
     for name in client.tables():
         status, body = client.call("GET", f"{TABLES}/{name}")
         if status != 200:
-            found.append(f"{name}: {status} {body}")
+            results.append(f"{name}: {status} {body}")
             continue
         metadata = body["metadata"]
         needed = [body["metadata-location"]]
@@ -167,33 +167,35 @@ def _missing(server: Seamark, registered: set[str]) -> list[str]:
             needed += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
             needed += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
-        found += [f"{name}: {location}" for location in needed if not _path(location).is_file()]
-    return found
+        results += [f"{name}: {location}" for location in needed if not _path(location).is_file()]
+    return results
 
 
 def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     print(f"live files: FAULT_SEED={seed}")
     clients = [Mischief(server.base_url, seed, number) for number in range(1, 5)]
     Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
-    wanted = ("commit", "drop", "undrop", "rename", "create", "register")
+    expected = ("commit", "drop", "undrop", "rename", "create", "register")
     for round_ in itertools.count():
-        done: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
+        counts: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
         # On a busy machine a round has little time.
-        if round_ >= rounds and (all(done[what, 200] + done[what, 204] for what in wanted) or round_ >= 10 * rounds):
+        if round_ >= rounds and (
+            all(counts[what, 200] + counts[what, 204] for what in expected) or round_ >= 10 * rounds
+        ):
             break
         stop = threading.Event()
         with ThreadPoolExecutor(len(clients)) as pool:
             work = [pool.submit(client.run, stop) for client in clients]
             stop.wait(seconds)
             stop.set()
-            for one in work:
-                one.result(timeout=60)
+            for item in work:
+                item.result(timeout=60)
         assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
         registered = {uuid for client in clients for uuid in client.registered}
         assert _missing(server, registered) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
-    for what in wanted:
+    for what in expected:
         assert answers[what, 200] + answers[what, 204] > 0, f"FAULT_SEED={seed}: no {what} succeeded, {answers}"
     server.restart()
     assert _missing(server, registered) == [], f"FAULT_SEED={seed}, after a restart"

@@ -83,18 +83,18 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
 
     change("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number in range(8):
-        made = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
+        new_change = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
         ends = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
         change("POST", "/v1/tables/rename", {"source": ends[0], "destination": ends[1]})
         change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
         change(
             "POST",
             f"/v1/namespaces/{namespace}/register",
-            {"name": f"c{number}", "metadata-location": made["metadata-location"]},
+            {"name": f"c{number}", "metadata-location": new_change["metadata-location"]},
         )
     proxy.fate = lambda method, path: None
     _, body = client.call("GET", f"/v1/namespaces/{namespace}/tables")
-    assert [found["name"] for found in body["identifiers"]] == [f"c{number}" for number in range(8)]
+    assert [identifier["name"] for identifier in body["identifiers"]] == [f"c{number}" for number in range(8)]
     _, body = client.call("GET", f"/api/v1/dropped?namespace={namespace}")
     assert [row["name"] for row in body["dropped"]] == [f"b{number}" for number in range(8)]
 

@@ -38,10 +38,10 @@ def serving(server: Seamark, count: int = 2) -> None:
 def registered(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
     """Register a table `db.<name>` with the files from number 0 on, and return it."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
-    listed = [
+    listed_manifests = [
         table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
     ]
-    table.commit(1, listed)
+    table.commit(1, listed_manifests)
     client = Client(server.base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     body = {"name": name, "metadata-location": table.write_metadata()}
@@ -66,8 +66,8 @@ def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any
 def decoded(server: Seamark) -> int:
     """Return the number of manifests decoded by all live workers, as of the last second."""
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
-        found = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
-    return int(float(found[1])) if found else 0
+        match = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
+    return int(float(match[1])) if match else 0
 
 
 def workers_that_did(server: Seamark, operation: str) -> set[int]:
@@ -81,10 +81,10 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     serving(server)
     registered(server, "t", manifests=60, per_manifest=20)
     source = random.Random(1)
-    wanted = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
+    expected = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda want: planned(server, between(*want)), wanted))
-    for (low, high), (status, answer) in zip(wanted, answers, strict=True):
+        answers = list(pool.map(lambda want: planned(server, between(*want)), expected))
+    for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
@@ -97,20 +97,20 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
     server = start_seamark(flags=("--workers", "2", "--plan-inline-limit", "2", "--plan-page-size", "7"))
     serving(server)
     registered(server, "t", manifests=5, per_manifest=20)
-    found = []
+    results = []
     for _ in range(8):
         status, answer = planned(server, between(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
         assert len(tokens) == 11
-        found.append([])
+        results.append([])
         for token in tokens:
             client = Client(server.base_url)
             status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
-            found[-1] += numbers(page)
-    assert found == [list(range(5, 81))] * 8
+            results[-1] += numbers(page)
+    assert results == [list(range(5, 81))] * 8
     assert workers_that_did(server, "fetchScanTasks") == {0, 1}
 
 
@@ -134,14 +134,14 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         return numbers(answer)
 
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(ask, at) for at in range(8)]
+        futures = [pool.submit(ask, at) for at in range(8)]
         deadline = time.monotonic() + 60
         while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
             time.sleep(0.002)
         workers_of(server)[0].kill()
-        found = [one.result() for one in asked]
-    for at, one in enumerate(found):
-        assert one is None or one == everything[last - 900 + at :], "an answer from beside the dead is right"
+        results = [future.result() for future in futures]
+    for at, result in enumerate(results):
+        assert result is None or result == everything[last - 900 + at :], "an answer from beside the dead is right"
     serving(server, 3)
     before = decoded(server)
     with ThreadPoolExecutor(8) as pool:
@@ -176,8 +176,8 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             order.append(at)
             if source.random() < 0.3:
                 order.remove(source.choice(order))
-            table.commit(snapshot_id, [made[one] for one in order])
-            expected[snapshot_id] = [number for one in order for number in held[one]]
+            table.commit(snapshot_id, [made[item] for item in order])
+            expected[snapshot_id] = [number for item in order for number in held[item]]
             ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
             updates = [{"action": "add-snapshot", "snapshot": table.snapshots[-1]}, ref]
             status, answer = client.call("POST", T, {"requirements": [], "updates": updates})
@@ -212,7 +212,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     assert len(plans) > 100
     assert head[0] > 30
     for oldest, newest, low, high, found in plans:
-        of = [[n for n in expected.get(one, []) if low <= n <= high] for one in range(oldest, newest + 1)]
+        of = [[n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)]
         assert found in of, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
     _, loaded = Client(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded["metadata-location"])

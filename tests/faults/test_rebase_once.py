@@ -38,9 +38,9 @@ def _load(client: Client, name: str) -> Row:
     return metadata
 
 
-def _send(client: Client, name: str, made: Commit, key: str | None = None) -> tuple[int, Any]:
+def _send(client: Client, name: str, commit: Commit, key: str | None = None) -> tuple[int, Any]:
     headers = {"Idempotency-Key": key} if key else None
-    body = {"requirements": made[0], "updates": made[1]}
+    body = {"requirements": commit[0], "updates": commit[1]}
     return client.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)
 
 
@@ -48,10 +48,10 @@ def _files(metadata: Row) -> set[str]:
     """Return the files of the head; the function reads the files of all snapshots, so that a missing file is
     detected.
     """
-    found: set[str] = set()
+    results: set[str] = set()
     for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):
-        found = set(read_snapshot(snapshot))
-    return found
+        results = set(read_snapshot(snapshot))
+    return results
 
 
 def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
@@ -60,12 +60,12 @@ def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[App
     for file in ("a", "b"):
         assert _send(client, name, Appender(_load(client, name)).commit({file: 1}))[0] == 200
     metadata = _load(client, name)
-    made = [Appender(metadata, merge=merge) for _ in range(3)]
-    requests = [one.commit({f"late-{number}": 3}) for number, one in enumerate(made)]
+    appenders = [Appender(metadata, merge=merge) for _ in range(3)]
+    requests = [appender.commit({f"late-{number}": 3}) for number, appender in enumerate(appenders)]
     for request in requests[:2]:
         status, body = _send(client, name, request)
         assert status == 200, body
-    return made[2], requests[2]
+    return appenders[2], requests[2]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     expected: set[str] = set()
     for turn in range(8):
         metadata = _load(direct, name)
-        made = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
-        for number, one in enumerate(made):
-            request, chosen = one.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
+        appenders = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
+        for number, appender in enumerate(appenders):
+            request, chosen = appender.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
             for _ in range(50):
                 try:
                     status, body = _send(client, name, request, chosen)
@@ -130,18 +130,18 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
                     continue
                 break
             assert status == 200, f"seed {seed}: {body}"
-            assert body["metadata"]["current-snapshot-id"] == one.snapshot_id
+            assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
             expected.add(f"{turn}-{number}")
         assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {turn}"
         # Delete files that the snapshot does not name, as engines do once they know the outcome.
-        for one in made:
-            _clean_up(one, _load(direct, name))
+        for appender in appenders:
+            _clean_up(appender, _load(direct, name))
     assert _files(_load(direct, name)) == expected, f"seed {seed}"
     assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"seed {seed} proved nothing"
 
 
 def _clean_up(client: Appender, metadata: Row) -> None:
-    saved = next(one for one in metadata["snapshots"] if one["snapshot-id"] == client.snapshot_id)
+    saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
     named = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - named:
         local(place).unlink()

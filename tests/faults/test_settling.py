@@ -10,7 +10,7 @@ import pytest
 from seamark.formats.runtime.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
 from seamark.metaserver.store.model import EntryKind, InstantState
 from seamark.metaserver.store.operations import RecordInstant, SwapPointer
-from tests.catalog.rig import CALLER, append, rig
+from tests.catalog.rig import CALLER, append, open_rig
 
 DB = ("db",)
 
@@ -54,56 +54,56 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
         moods.append(Moody(store))
         return moods[0]
 
-    async with rig(tmp_path, wrap_store=moody) as it:
-        await it.table()
+    async with open_rig(tmp_path, wrap_store=moody) as rig:
+        await rig.table()
         moods[0].error, moods[0].in_tombstone = error, in_tombstone
         with pytest.raises(CommitUnknown):
-            await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         moods[0].error = None
-        await it.publisher.close()
-        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        await rig.publisher.close()
+        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert entry.metadata_location in await it.files()
-        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+        assert entry.metadata_location in await rig.files()
+        assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
 _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
 
 
 async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table(properties=_KEEP_LITTLE)
-        await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        entry = await it.catalog.tables.entry(DB, "t")
-        await it.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties=_KEEP_LITTLE)
+        await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        entry = await rig.catalog.tables.entry(DB, "t")
+        await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
-        await it.publisher.close()
-        assert (await it.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
+            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await rig.publisher.close()
+        assert (await rig.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
 
 
 async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table(properties=_KEEP_LITTLE)
-        await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        entry = await it.catalog.tables.entry(DB, "t")
-        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
-        await it.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties=_KEEP_LITTLE)
+        await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        entry = await rig.catalog.tables.entry(DB, "t")
+        await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        await rig.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
-        await it.publisher.close()
-        dropped = (await it.catalog.dropped.list(DB, None, None)).items
-        await it.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
-        assert (await it.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
+            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await rig.publisher.close()
+        dropped = (await rig.catalog.dropped.list(DB, None, None)).items
+        await rig.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
+        assert (await rig.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
 
 
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await it.table(properties=_KEEP_LITTLE)
-        first = (await it.catalog.tables.entry(DB, "t")).metadata_location
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties=_KEEP_LITTLE)
+        first = (await rig.catalog.tables.entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
-            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
-        await it.publisher.close()
-        assert first not in await it.files()
+            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
+        await rig.publisher.close()
+        assert first not in await rig.files()
         with pytest.raises(NotFound):
-            await it.catalog.documents.raw(first)
+            await rig.catalog.documents.raw(first)

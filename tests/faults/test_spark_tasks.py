@@ -41,35 +41,35 @@ class Trouble:
 
     def strike(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
-        what = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
-        found = self._executors() if what == "executor" else self._workers()
-        if not found:
+        choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
+        result = self._executors() if choice == "executor" else self._workers()
+        if not result:
             return
-        victim = self._source.choice(found)
+        victim = self._source.choice(result)
         with suppress(psutil.Error):
-            if what == "straggler":
+            if choice == "straggler":
                 victim.send_signal(signal.SIGSTOP)
                 time.sleep(HELD_UP_S)
                 victim.send_signal(signal.SIGCONT)
             else:
                 victim.kill()
-            self.befell.append(what)
+            self.befell.append(choice)
 
     def _workers(self) -> list[psutil.Process]:
         """Return the Python workers, forked by their daemons, that are working."""
-        found = [one for one in self._below("pyspark.daemon") if _says(one.parent(), "pyspark.daemon")]
-        before = [_cpu_s(one) for one in found]
+        results = [item for item in self._below("pyspark.daemon") if _says(item.parent(), "pyspark.daemon")]
+        before = [_cpu_s(result) for result in results]
         time.sleep(BUSY_S)
-        return [one for one, was in zip(found, before, strict=True) if _cpu_s(one) > was]
+        return [result for result, was in zip(results, before, strict=True) if _cpu_s(result) > was]
 
     def _executors(self) -> list[psutil.Process]:
         return list(self._below("CoarseGrainedExecutorBackend"))
 
     def _below(self, what: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
-            for one in self._job.children(recursive=True):
-                if _says(one, what):
-                    yield one
+            for item in self._job.children(recursive=True):
+                if _says(item, what):
+                    yield item
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -81,13 +81,13 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _says(process: psutil.Process | None, what: str) -> bool:
     with suppress(psutil.Error):
-        return process is not None and any(what in one for one in process.cmdline())
+        return process is not None and any(what in item for item in process.cmdline())
     return False
 
 
 def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
-    said = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
     notes, scratch = home / "notes", home / "scratch"
     java_17()
@@ -112,16 +112,16 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
                 job.wait(timeout=120)
             finally:
                 _end(job)
-        assert job.returncode == 0, (said, (home / "job.log").read_text()[-3000:])
-        every_snapshot_is_of_whole_batches(client, seed, int(notes.read_text()), said)
+        assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
+        every_snapshot_is_of_whole_batches(client, seed, int(notes.read_text()), context)
     ended = tasks(scratch / "events")
     lost = failed(scratch / "events")
-    assert len(lost) >= failures, f"{said}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
-    assert any(map(_is_another, ended)), f"{said}: no task was run again of {len(ended)} ({trouble.befell})"
+    assert len(lost) >= failures, f"{context}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
+    assert any(map(_is_another, ended)), f"{context}: no task was run again of {len(ended)} ({trouble.befell})"
 
 
 def failed(events: Path) -> list[dict[str, Any]]:
-    return [one for one in tasks(events) if one["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")]
+    return [task for task in tasks(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")]
 
 
 def _is_another(ended: dict[str, Any]) -> bool:
@@ -132,9 +132,9 @@ def _is_another(ended: dict[str, Any]) -> bool:
 
 def _end(job: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.Error):
-        for one in psutil.Process(job.pid).children(recursive=True):
+        for item in psutil.Process(job.pid).children(recursive=True):
             with suppress(psutil.Error):
-                one.kill()
+                item.kill()
     job.kill()
     job.wait()
 
@@ -143,8 +143,8 @@ def tasks(events: Path) -> list[dict[str, Any]]:
     """Return the ends of all attempts in Spark's event log so far; its last line may be incomplete."""
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     lines = [line for text in logs for line in text[: text.rfind("\n") + 1].splitlines()]
-    found = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
-    return [one for one in found if one["Event"] == "SparkListenerTaskEnd"]
+    documents = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
+    return [document for document in documents if document["Event"] == "SparkListenerTaskEnd"]
 
 
 @pytest.mark.slow  # test_spark_upserts_again.py runs tasks twice; test_killed_writers.py kills a job.

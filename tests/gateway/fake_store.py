@@ -60,7 +60,7 @@ class FakeStore:
         stored = self.objects.get(location)
         if stored is None:
             return 404, {}, b"<Error/>"
-        found = {
+        results = {
             "etag": stored.etag,
             "last-modified": formatdate(stored.modified_s, usegmt=True),
             "content-type": "binary/octet-stream",
@@ -73,10 +73,10 @@ class FakeStore:
         except S3Error as error:
             return error.status, {}, b""
         if part is None:
-            return 200, found, stored.data
+            return 200, results, stored.data
         start, length = part
-        found["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored.data)}"
-        return 206, found | {"content-length": str(length)}, stored.data[start : start + length]
+        results["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored.data)}"
+        return 206, results | {"content-length": str(length)}, stored.data[start : start + length]
 
     async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.fails else len(data)

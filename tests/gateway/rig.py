@@ -47,9 +47,9 @@ class Keys:
     ) -> tuple[str, dict[str, str]]:
         """Return (path, signed headers) of a request for the object `name` of the table."""
         path = f"/{self.bucket}/{self.prefix}{name}"
-        given = {header.replace("_", "-"): value for header, value in headers.items()}
+        options = {header.replace("_", "-"): value for header, value in headers.items()}
         signed = sign_headers(
-            RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **given}),
+            RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **options}),
             access_key_id=self.access_key,
             secret=self.secret,
             token=self.token,

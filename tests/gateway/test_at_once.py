@@ -94,21 +94,21 @@ def cached(keys: Keys) -> Iterator[Cached]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_immediate_answer_equals_that_of_the_requests_task(cached: Cached, method: str) -> None:
-    with socket.create_connection(cached.address) as kept:
+    with socket.create_connection(cached.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
-            kept.sendall(cached.request(start, end, method=method))
-            found = receive(kept, has_body=method == "GET")
+            connection.sendall(cached.request(start, end, method=method))
+            actual_receive = receive(connection, has_body=method == "GET")
             with socket.create_connection(cached.address) as other:
                 other.sendall(cached.request(start, end, method=method, more="Connection: close\r\n"))
                 expected = receive(other, has_body=method == "GET")
-            for _, headers, _ in (found, expected):
+            for _, headers, _ in (actual_receive, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)
-            if found[0] == 416:
-                assert found[0] == expected[0]
+            if actual_receive[0] == 416:
+                assert actual_receive[0] == expected[0]
                 continue
-            assert found == expected
-            assert found[2] == (cached.data[start:end] if method == "GET" else b"")
+            assert actual_receive == expected
+            assert actual_receive[2] == (cached.data[start:end] if method == "GET" else b"")
 
 
 def test_requests_that_arrive_together_are_answered_in_order(cached: Cached) -> None:
@@ -173,11 +173,11 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
             with closing(keys.client()) as client:
                 return Cached(keys, client, 1000)
 
-        answered: list[S3Call] = []
+        s3_calls: list[S3Call] = []
         answer_in_task = CachingBackend.answer
 
         async def answer(self: CachingBackend, call: S3Call) -> web.StreamResponse:
-            answered.append(call)
+            s3_calls.append(call)
             return await answer_in_task(self, call)
 
         monkeypatch.setattr(CachingBackend, "answer", answer)
@@ -186,16 +186,16 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
             with socket.create_connection(cached.address, timeout=60) as connection:
                 # On a busy machine, the object is in memory only some time after its first answer.
                 for _ in range(100):
-                    answered.clear()
+                    s3_calls.clear()
                     connection.sendall(cached.request(0, 10))
                     assert receive(connection)[2] == cached.data[:10]
-                    if not answered:
+                    if not s3_calls:
                         break
                     time.sleep(0.1)
                 for _ in range(3):
                     connection.sendall(cached.request(0, 10))
                     assert receive(connection)[2] == cached.data[:10]
-                assert answered == []
+                assert s3_calls == []
                 return connection.recv(1)
 
         assert await asyncio.to_thread(use, await asyncio.to_thread(make)) == b""

@@ -153,15 +153,15 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(5 * BLOCK + 100)
     store.put(location(path), data)
-    async with worker(store, tmp_path, clock) as one:
-        assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+    async with worker(store, tmp_path, clock) as first_worker:
+        assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
         assert len(store.requests) == 1
-        assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
-        assert await one.get(path, Range="bytes=-10") == data[-10:]
+        assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+        assert await first_worker.get(path, Range="bytes=-10") == data[-10:]
         assert len(store.requests) == 2
-        assert await one.get(path) == data
-        assert await one.get(path, Range="bytes=1-1") == data[1:2]
-        status, body, headers = await one.send("HEAD", path)
+        assert await first_worker.get(path) == data
+        assert await first_worker.get(path, Range="bytes=1-1") == data[1:2]
+        status, body, headers = await first_worker.send("HEAD", path)
         assert (status, body, headers["Content-Length"], headers["x-amz-meta-kept"]) == (
             200,
             b"",
@@ -169,7 +169,7 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
             "yes",
         )
         count = len(store.requests)
-        assert one.served()["memory"] >= BLOCK
+        assert first_worker.served()["memory"] >= BLOCK
     async with worker(store, tmp_path, clock) as two:
         assert await two.get(path) == data
         assert two.served() == {"disk": len(data)}
@@ -184,8 +184,8 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(3 * BLOCK)
     store.put(location(path), data)
-    async with worker(store, tmp_path, SimulatedClock(1)) as one:
-        answers = await asyncio.gather(*(one.get(path) for _ in range(30)))
+    async with worker(store, tmp_path, SimulatedClock(1)) as single_worker:
+        answers = await asyncio.gather(*(single_worker.get(path) for _ in range(30)))
     assert all(answer == data for answer in answers)
     assert len(store.requests) == 1
 
@@ -196,9 +196,13 @@ async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
     data = rng.randbytes(40 * BLOCK)
     store.put(location(path), data)
     changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
-    async with worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as one:
+    async with worker(
+        store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes
+    ) as single_worker:
         for start in range(0, len(data), BLOCK):
-            assert await one.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
+            assert (
+                await single_worker.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
+            )
     assert len(store.requests) < 20, store.requests
 
 
@@ -211,15 +215,15 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     scanned = [new_name(rng) for _ in range(60)]
     for other in scanned:
         store.put(location(other), rng.randbytes(2 * BLOCK))
-    async with worker(store, tmp_path, SimulatedClock(1)) as one:
-        assert await one.get(path, Range="bytes=0-9") == data[:10]
-        assert await one.get(path) == data
+    async with worker(store, tmp_path, SimulatedClock(1)) as first_worker:
+        assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
+        assert await first_worker.get(path) == data
         for other in scanned:
-            await one.get(other)
+            await first_worker.get(other)
         count = len(store.requests)
-        assert await one.get(path) == data
+        assert await first_worker.get(path) == data
         assert len(store.requests) == count
-        assert one.served()["memory"] >= len(data)
+        assert first_worker.served()["memory"] >= len(data)
 
 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
@@ -228,10 +232,10 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
     data = rng.randbytes(12 * BLOCK)
     store.put(location(path), data)
     changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
-    async with worker(store, tmp_path, SimulatedClock(1), **changes) as one:
-        assert await one.get(path) == data
-        assert await one.get(path, Range="bytes=5-9") == data[5:10]
-        assert one.served() == {"direct": len(data) + 5}
+    async with worker(store, tmp_path, SimulatedClock(1), **changes) as single_worker:
+        assert await single_worker.get(path) == data
+        assert await single_worker.get(path, Range="bytes=5-9") == data[5:10]
+        assert single_worker.served() == {"direct": len(data) + 5}
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
@@ -249,20 +253,20 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
     for number, name in enumerate(loud):
         store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
-    async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as one:
+    async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as single_worker:
         for _ in range(4):
-            await one.get(hot)
-            await one.get(pinned, test_pinned="yes")
-            await one.get(metadata)
+            await single_worker.get(hot)
+            await single_worker.get(pinned, test_pinned="yes")
+            await single_worker.get(metadata)
         for number, name in enumerate(loud):
             more = {"test_pinned": "yes"} if number % 2 else {}
-            await one.get(name, test_who="loud", **more)
+            await single_worker.get(name, test_who="loud", **more)
         store.requests.clear()
-        served = one.served()
+        served = single_worker.served()
         for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-            assert await one.get(name, **more) == store.objects[location(name)].data
+            assert await single_worker.get(name, **more) == store.objects[location(name)].data
         assert store.requests == []
-        assert one.served()["memory"] == served["memory"] + 3 * BLOCK
+        assert single_worker.served()["memory"] == served["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
@@ -270,13 +274,13 @@ async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(2 * BLOCK)
     store.put(location(path), data)
-    async with worker(store, tmp_path, clock) as one:
-        await one.get(path)
+    async with worker(store, tmp_path, clock) as single_worker:
+        await single_worker.get(path)
         store.away = True
-        assert await one.get(path) == data
+        assert await single_worker.get(path) == data
         clock.advance(10_000_000)
-        assert await one.get(path) == data, "the age of a record is no reason to refuse what is immutable"
-        status, _, _ = await one.send("GET", new_name(rng))
+        assert await single_worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
+        status, _, _ = await single_worker.send("GET", new_name(rng))
         assert status == 503
 
 
@@ -284,28 +288,28 @@ async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), new_name(rng)
     store.put(location(path), b"old" * BLOCK)
-    async with worker(store, tmp_path, clock) as one:
-        assert await one.get(path) == b"old" * BLOCK
+    async with worker(store, tmp_path, clock) as single_worker:
+        assert await single_worker.get(path) == b"old" * BLOCK
         store.put(location(path), b"new" * BLOCK)
         clock.advance(301_000)
-        assert await one.get(path) == b"new" * BLOCK
+        assert await single_worker.get(path) == b"new" * BLOCK
         del store.objects[location(path)]
         clock.advance(301_000)
-        status, _, _ = await one.send("GET", path)
+        status, _, _ = await single_worker.send("GET", path)
         assert status == 404
 
 
 async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), new_name(rng)
-    async with worker(store, tmp_path, clock) as one, worker(store, tmp_path, clock) as two:
+    async with worker(store, tmp_path, clock) as first_worker, worker(store, tmp_path, clock) as two:
         for turn in range(6):
             data = rng.randbytes(2 * BLOCK + turn)
-            writer = (one, two)[turn % 2]
+            writer = (first_worker, two)[turn % 2]
             await writer.send("PUT", path, data)
-            assert await one.get(path) == data
+            assert await first_worker.get(path) == data
             assert await two.get(path) == data
-        await one.send("DELETE", path)
+        await first_worker.send("DELETE", path)
         assert (await two.send("GET", path))[0] == 404
         assert (await two.send("HEAD", path))[0] == 404
 
@@ -331,12 +335,12 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
     for path, data in objects.items():
         store.put(location(path), data)
     for _ in range(4):
-        async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as one:
+        async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as single_worker:
             for path, data in objects.items():
-                assert await one.get(path) == data
+                assert await single_worker.get(path) == data
             _damage(tmp_path, rng)
             for path, data in objects.items():
-                assert await one.get(path) == data
+                assert await single_worker.get(path) == data
         _damage(tmp_path, rng)
 
 
@@ -356,13 +360,13 @@ class _Model:
         """Return the contents that a read from `begun` until now may return."""
         history = self.history.get(path, [])
         settled: bytes | None = None
-        found: list[bytes | None] = []
+        results: list[bytes | None] = []
         for _, end, content in history:
             if end < begun:
                 settled = content
             else:
-                found.append(content)
-        return [settled, *found]
+                results.append(content)
+        return [settled, *results]
 
 
 async def _campaign(seed: int, folder: Path, steps: int) -> None:
@@ -378,17 +382,17 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
     }
     store.fails = rng.choice((0.0, 0.0, 0.1))
 
-    async def write(one: Worker, path: str) -> None:
+    async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
             content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
             begun = model.now()
             entry = (begun, 1 << 60, content)
             model.history.setdefault(path, []).append(entry)
-            status, _, _ = await one.send("DELETE" if content is None else "PUT", path, content)
+            status, _, _ = await worker.send("DELETE" if content is None else "PUT", path, content)
             assert status in (200, 204)
             model.history[path][model.history[path].index(entry)] = (begun, model.now(), content)
 
-    async def read(one: Worker, path: str) -> None:
+    async def read(worker: Worker, path: str) -> None:
         begun, method = model.now(), rng.choice(("GET", "GET", "GET", "HEAD"))
         start = rng.randrange(8 * BLOCK)
         text = rng.choice(
@@ -407,7 +411,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
         if rng.random() < 0.2:
             headers["test_pinned"] = "yes"
         try:
-            status, body, found = await one.send(method, path, **headers)
+            status, body, found = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
             assert store.fails or len(model.possible(path, begun)) > 1, "a broken answer without a reason"
             return
@@ -418,18 +422,22 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
             _agrees(content, method, text, headers, status, body, found) for content in model.possible(path, begun)
         ), (seed, path, method, text, headers, status, len(body))
 
-    async with worker(store, folder, clock, **changes) as one, worker(store, folder, clock, **changes) as two:
+    async with worker(store, folder, clock, **changes) as first_worker, worker(store, folder, clock, **changes) as two:
         for _ in range(steps):
             match rng.randrange(12):
                 case 0:
-                    await write(rng.choice((one, two)), rng.choice(paths))
+                    await write(rng.choice((first_worker, two)), rng.choice(paths))
                 case 1:
                     clock.advance(rng.randrange(400_000))
                 case 2:
                     _damage(folder, rng)
                 case _:
-                    works = [read(rng.choice((one, two)), rng.choice(paths)) for _ in range(rng.randrange(1, 8))]
-                    works += [write(rng.choice((one, two)), rng.choice(paths)) for _ in range(rng.randrange(2))]
+                    works = [
+                        read(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(1, 8))
+                    ]
+                    works += [
+                        write(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(2))
+                    ]
                     await asyncio.gather(*works)
 
 

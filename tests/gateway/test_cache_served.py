@@ -80,14 +80,14 @@ def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) 
             for arguments in (
                 *({"Range": text} for text in ("bytes=0-0", "bytes=-5", "bytes=100-", "bytes=767999-900000")),
                 *({"Range": text} for text in ("bytes=768000-", "bytes=9-1", "bytes=0-1,5-6", "bytes=-0", "lines=1-2")),
-                *({"IfMatch": one} for one in (tag, '"other"')),
-                *({"IfNoneMatch": one} for one in (tag, '"other"', "*")),
+                *({"IfMatch": item} for item in (tag, '"other"')),
+                *({"IfNoneMatch": item} for item in (tag, '"other"', "*")),
                 {"PartNumber": 1},
                 {},
             ):
                 for call in ("get_object", "head_object"):
-                    found = outcome(cached, call, **arguments)
-                    assert found == outcome(plain, call, **arguments), (call, arguments)
+                    actual_outcome = outcome(cached, call, **arguments)
+                    assert actual_outcome == outcome(plain, call, **arguments), (call, arguments)
 
 
 async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:

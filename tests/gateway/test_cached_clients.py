@@ -40,16 +40,16 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
 
         def both(at: dict[str, str], **options: Any) -> Any:
             """Return what the gateway answers, twice; asserts that the store answers the same."""
-            found = []
-            for one in (client, client, direct):
+            results = []
+            for item in (client, client, direct):
                 try:
-                    answer = one.get_object(**at, **options)
+                    answer = item.get_object(**at, **options)
                     named = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
-                    found.append((answer["Body"].read(), *(answer.get(name) for name in named)))
+                    results.append((answer["Body"].read(), *(answer.get(name) for name in named)))
                 except ClientError as error:
-                    found.append((error.response["Error"]["Code"],))
-            assert found[0] == found[1] == found[2]
-            return found[0][0]
+                    results.append((error.response["Error"]["Code"],))
+            assert results[0] == results[1] == results[2]
+            return results[0][0]
 
         assert both(source) == "NoSuchKey"
         first, second = os.urandom(700_000), os.urandom(6 << 20)
@@ -78,7 +78,7 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
         pages = client.get_paginator("list_objects_v2").paginate(
             Bucket=keys.bucket, Prefix=keys.prefix, PaginationConfig={"PageSize": 1}
         )
-        listed = [one["Key"] for page in pages for one in page.get("Contents", []) if "/data/" in one["Key"]]
+        listed = [item["Key"] for page in pages for item in page.get("Contents", []) if "/data/" in item["Key"]]
         assert listed == sorted((source["Key"], target["Key"]))
         objects = [{"Key": at["Key"]} for at in (source, target)]
         deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
@@ -108,8 +108,8 @@ def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
         data = os.urandom(size)
         obstore.put(store, name, data, use_multipart=size > 5 << 20)
         starts, ends = [0, 300_000, size - 7], [10, 900_000, size]
-        found = obstore.get_ranges(store, name, starts=starts, ends=ends)
-        assert [bytes(one) for one in found] == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        ranges = obstore.get_ranges(store, name, starts=starts, ends=ends)
+        assert [bytes(item) for item in ranges] == [data[start:end] for start, end in zip(starts, ends, strict=True)]
         assert files.cat_file(path) == data
         assert files.cat_file(path, start=-100) == data[-100:]
         assert bytes(obstore.get(store, name).bytes()) == data

@@ -75,14 +75,14 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(store_rig: 
 
 
 def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, ...]]:
-    found = {}
-    for name, wanted in itertools.product(("o", "empty"), RANGES):
-        options = {} if wanted is None else {"Range": wanted}
-        found[name, wanted] = _outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
-        if found[name, wanted][0] != "InvalidRange":
+    results = {}
+    for name, expected in itertools.product(("o", "empty"), RANGES):
+        options = {} if expected is None else {"Range": expected}
+        results[name, expected] = _outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
+        if results[name, expected][0] != "InvalidRange":
             head = _outcome(client.head_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
-            assert head[:2] == found[name, wanted][:2], (name, wanted)
-    return found
+            assert head[:2] == results[name, expected][:2], (name, expected)
+    return results
 
 
 def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
@@ -121,8 +121,8 @@ def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: 
         part = client.upload_part(**at, UploadId=upload, PartNumber=number, Body=data[start : start + size])
         parts.append({"PartNumber": number, "ETag": part["ETag"]})
         start += size
-    listed = client.list_parts(**at, UploadId=upload)["Parts"]
-    assert [(part["PartNumber"], part["Size"]) for part in listed] == list(enumerate(sizes, 1))
+    listed_part = client.list_parts(**at, UploadId=upload)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed_part] == list(enumerate(sizes, 1))
     assert _outcome(client.head_object, **at)[1] == 404
     complete = lambda parts: _outcome(  # noqa: E731
         client.complete_multipart_upload, **at, UploadId=upload, MultipartUpload={"Parts": parts}
@@ -130,8 +130,12 @@ def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: 
     assert complete([parts[1], parts[0]])[0] == "InvalidPartOrder"
     assert complete([{"PartNumber": 1, "ETag": '"0123456789abcdef0123456789abcdef"'}])[0] == "InvalidPart"
     assert complete(parts)[0] == 200
-    found = client.get_object(**at)
-    assert (found["Body"].read(), found["ContentType"], found["Metadata"]) == (data, "x/y", {"a": "b"})
+    actual_object = client.get_object(**at)
+    assert (actual_object["Body"].read(), actual_object["ContentType"], actual_object["Metadata"]) == (
+        data,
+        "x/y",
+        {"a": "b"},
+    )
     assert _outcome(client.list_parts, **at, UploadId=upload)[0] == "NoSuchUpload"
     small = client.create_multipart_upload(**at)["UploadId"]
     etags = [client.upload_part(**at, UploadId=small, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
@@ -148,8 +152,8 @@ def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
     client.put_object(**source, Body=data, Metadata={"kept": "yes"})
     target = {"Bucket": keys.bucket, "Key": keys.prefix + "copy"}
     client.copy_object(**target, CopySource=source)
-    found = client.get_object(**target)
-    assert (found["Body"].read(), found["Metadata"]) == (data, {"kept": "yes"})
+    actual_object = client.get_object(**target)
+    assert (actual_object["Body"].read(), actual_object["Metadata"]) == (data, {"kept": "yes"})
     upload = client.create_multipart_upload(**target)["UploadId"]
     part = client.upload_part_copy(
         **target, UploadId=upload, PartNumber=1, CopySource=source, CopySourceRange="bytes=10-99"
@@ -166,10 +170,10 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
         client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
         assert client.get_object(Bucket=keys.bucket, Key=name)["Body"].read() == name.encode()
     listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
-    assert [one["Key"] for one in listed] == sorted(names)
+    assert [item["Key"] for item in listed] == sorted(names)
     for name in names:
         page = client.list_objects_v2(Bucket=keys.bucket, Prefix=name)
-        assert [one["Key"] for one in page["Contents"]] == [name]
+        assert [item["Key"] for item in page["Contents"]] == [name]
         copy = {"Bucket": keys.bucket, "Key": f"{name}?copy#"}
         client.copy_object(**copy, CopySource={"Bucket": keys.bucket, "Key": name})
         assert client.get_object(**copy)["Body"].read() == name.encode()
@@ -202,7 +206,7 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
         delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *stored]))
         after = after if after.startswith(prefix) and not delimiter else ""  # Stores differ about the combination.
-        found: list[str] = []
+        results: list[str] = []
         token: dict[str, str] = {}
         while True:
             page = client.list_objects_v2(
@@ -213,9 +217,9 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
                 **({"StartAfter": keys.prefix + after} if after and not token else {}),
                 **token,
             )
-            names = [one["Key"] for one in page.get("Contents", [])]
-            names += [one["Prefix"] for one in page.get("CommonPrefixes", [])]
-            found += sorted(name.removeprefix(keys.prefix) for name in names)
+            names = [item["Key"] for item in page.get("Contents", [])]
+            names += [item["Prefix"] for item in page.get("CommonPrefixes", [])]
+            results += sorted(name.removeprefix(keys.prefix) for name in names)
             if not page["IsTruncated"]:
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
@@ -223,7 +227,7 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
         for key in (key for key in stored if key.startswith(prefix) and key > after):
             rest = key[len(prefix) :]
             expected.add(prefix + rest.partition("/")[0] + "/" if delimiter and "/" in rest else key)
-        assert found == sorted(expected, key=str.encode), (prefix, delimiter, after)
+        assert results == sorted(expected, key=str.encode), (prefix, delimiter, after)
 
 
 def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> None:
@@ -232,7 +236,7 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
         client.put_object(Bucket=keys.bucket, Key=name, Body=b"x")
     objects = [{"Key": name} for name in [*names, keys.prefix + "missing"]]
     answer = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
-    assert {one["Key"] for one in answer["Deleted"]} == {one["Key"] for one in objects}
+    assert {item["Key"] for item in answer["Deleted"]} == {item["Key"] for item in objects}
     assert "Errors" not in answer
     listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + "data/")
     assert listed["KeyCount"] == 0
@@ -246,8 +250,8 @@ def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: s
     assert client.get_object(**at)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
     wrong = base64.b64encode(bytes(size)).decode()
-    refused = _outcome(client.put_object, **at, Body=b"other", **{f"Checksum{algorithm}": wrong})
-    assert refused[0] in ("BadDigest", "InvalidRequest")
+    outcome = _outcome(client.put_object, **at, Body=b"other", **{f"Checksum{algorithm}": wrong})
+    assert outcome[0] in ("BadDigest", "InvalidRequest")
     assert client.get_object(**at)["Body"].read() == data
 
 
@@ -259,13 +263,13 @@ def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any
     url = client.generate_presigned_url("get_object", Params=at, ExpiresIn=60)
     with urllib.request.urlopen(url) as answer:
         assert answer.read() == b"presigned"
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(url.replace("data/o%20%C3%BC", "data/p"))
-    assert refused.value.code == 403
-    refused.value.close()
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    assert error.value.code == 403
+    error.value.close()
+    with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(url, data=b"a body makes it a POST")
-    refused.value.close()
+    error.value.close()
 
 
 def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> None:
@@ -291,7 +295,7 @@ def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     with pytest.raises(obstore.exceptions.AlreadyExistsError):
         obstore.put(store, "data/once", b"2", mode="create")
     obstore.copy(store, "data/once", "data/twice")
-    assert sorted(one["path"] for one in obstore.list(store, "data").collect()) == [
+    assert sorted(item["path"] for item in obstore.list(store, "data").collect()) == [
         "data/once",
         "data/twice",
         "data/ü x",

@@ -95,8 +95,8 @@ def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, n
         target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
         status, answer = raw(keys, "PUT", target, body=b"x")
         assert (status, b"InvalidArgument" in answer) == (400, True), answer
-        listed = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
-    assert "Parts" not in listed
+        parts = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
+    assert "Parts" not in parts
 
 
 @pytest.mark.parametrize("name", ["If-Modified-Since", "If-Unmodified-Since"])
@@ -186,8 +186,8 @@ def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig
         with pytest.raises(ClientError, match="KeyTooLong"):
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
         client.put_object(Bucket=keys.bucket, Key=deep, Body=b"")
-        found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
-    assert deep in [one["Key"] for one in found]
+        result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
+    assert deep in [item["Key"] for item in result]
 
 
 def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
@@ -195,8 +195,8 @@ def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
         for name in ("/", "data//", "data/o/", "data/o//"):
-            found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
-            assert found["KeyCount"] == 0, name
+            result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+            assert result["KeyCount"] == 0, name
 
 
 def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
                 with suppress(ClientError):
                     client.put_object(Bucket=keys.bucket, Key=key, Body=b"own")
                 with suppress(ClientError):
-                    found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
-                    assert "only-here" not in str(found.get("Contents"))
+                    result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
+                    assert "only-here" not in str(result.get("Contents"))
         finally:
             ended.set()
             thread.join()
@@ -261,10 +261,10 @@ def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
     with closing(keys.client()) as client:
         for name in ("", "out", "out/", "out/sub/", "out/s"):
             try:
-                found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+                result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
             except ClientError:
                 continue
-            assert "secret" not in str(found.get("Contents")), name
+            assert "secret" not in str(result.get("Contents")), name
 
 
 def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
@@ -274,10 +274,10 @@ def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
         after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
-        found = client.list_objects_v2(**after)["Contents"]
+        result = client.list_objects_v2(**after)["Contents"]
         grouped = client.list_objects_v2(**after, Delimiter="/")["CommonPrefixes"]
-    assert [one["Key"].removeprefix(keys.prefix) for one in found] == names
-    assert [one["Prefix"].removeprefix(keys.prefix) for one in grouped] == ["data/b/"]
+    assert [item["Key"].removeprefix(keys.prefix) for item in result] == names
+    assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped] == ["data/b/"]
 
 
 @pytest.mark.parametrize("value", ["\xff" * 8, "AA\nBBBB="])

@@ -154,8 +154,8 @@ def test_no_spelling_of_a_key_reaches_another_table(victim: Keys, own: Keys, cli
         status, body = raw(own, "PUT", f"/{own.bucket}/{own.prefix}copied", source)
         assert status >= 400, (key, body)
     with_victim = victim.client()
-    found = with_victim.list_objects_v2(Bucket=victim.bucket, Prefix=victim.prefix + "data/")
-    assert [one["Key"] for one in found["Contents"]] == [victim.prefix + "data/secret"]
+    result = with_victim.list_objects_v2(Bucket=victim.bucket, Prefix=victim.prefix + "data/")
+    assert [item["Key"] for item in result["Contents"]] == [victim.prefix + "data/secret"]
     assert with_victim.get_object(Bucket=victim.bucket, Key=victim.prefix + "data/secret")["Body"].read() == SECRET
     with_victim.close()
 

@@ -30,8 +30,8 @@ SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
 @pytest.fixture(scope="module")
 def proxy(s3: S3) -> Iterator[FaultProxy]:
     host, port = s3.endpoint.removeprefix("http://").split(":")
-    with fault_proxy(host, int(port)) as one:
-        yield one
+    with fault_proxy(host, int(port)) as single_fault_proxy:
+        yield single_fault_proxy
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def catalog_of(rig: Rig) -> RestCatalog:
 def events(rig: Rig, name: str) -> float:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    found = re.findall(rf'^seamark_gateway_cache_events{{[^}}]*event="{name}"[^}}]*}} (\S+)$', text, re.M)
-    return sum(map(float, found))
+    matches = re.findall(rf'^seamark_gateway_cache_events{{[^}}]*event="{name}"[^}}]*}} (\S+)$', text, re.M)
+    return sum(map(float, matches))
 
 
 @pytest.mark.parametrize("kind", ["files", "footers"])
@@ -78,8 +78,10 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
             data = (counted.folder / bucket / key).read_bytes()
             assert client.get_object(Bucket=bucket, Key=key, Range="bytes=-100")["Body"].read() == data[-100:]
             assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == data
-            asked = sum(count for request, count in proxy.requests.items() if request.endswith(key.rpartition("/")[2]))
-            assert (asked == 0) is (partition == "hot"), (path, proxy.requests)
+            request_count = sum(
+                count for request, count in proxy.requests.items() if request.endswith(key.rpartition("/")[2])
+            )
+            assert (request_count == 0) is (partition == "hot"), (path, proxy.requests)
     finally:
         client.close()
     assert events(counted, "preloaded_file") == before + 2

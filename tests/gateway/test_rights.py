@@ -103,9 +103,9 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         _, read, read_tag = await load("reader")
         writer, reader = keys_of(written), keys_of(read)
         assert set((await asyncio.to_thread(_codes, writer)).values()) == {"OK"}
-        found = await asyncio.to_thread(_codes, reader)
-        assert {name for name, code in found.items() if code == "OK"} == {"get", "list"}
-        assert {code for code in found.values() if code != "OK"} == {"AccessDenied"}
+        result = await asyncio.to_thread(_codes, reader)
+        assert {name for name, code in result.items() if code == "OK"} == {"get", "list"}
+        assert {code for code in result.values() if code != "OK"} == {"AccessDenied"}
         # An answer is reused only by its own principal, and only while its credentials are valid.
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
@@ -144,8 +144,8 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
                 return await answer.json() if answer.status == 200 else None
 
         async def outcomes(keys: Keys) -> tuple[str, str]:
-            found = await asyncio.to_thread(_codes, keys)
-            return found["get"], found["put"]
+            result = await asyncio.to_thread(_codes, keys)
+            return result["get"], result["put"]
 
         async def become(keys: Keys, wanted: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
@@ -200,8 +200,8 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
     async with _unpolled(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
-        for one in (keys, other):
-            assert set((await asyncio.to_thread(_codes, one)).values()) == {"OK"}
+        for item in (keys, other):
+            assert set((await asyncio.to_thread(_codes, item)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
         async def refused() -> bool:

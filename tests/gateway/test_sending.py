@@ -41,24 +41,26 @@ def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_e
         budget.check_invariants()
         total = sum(size for _, size in kept.values())
         assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(kept)
-        held: Counter[str] = Counter()
+        held_counts: Counter[str] = Counter()
         for who, size in kept.values():
-            held[who] += size
+            held_counts[who] += size
         counts = Counter(who for who, _ in kept.values())
-        assert all(held[who] <= BUDGET // 2 + STEP_MIN_BYTES * counts[who] for who in held)
+        assert all(
+            held_counts[held_count] <= BUDGET // 2 + STEP_MIN_BYTES * counts[held_count] for held_count in held_counts
+        )
     assert len(kept) > 100
 
 
 def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
-        one = AnswerBudget(budget, "crowd")
-        one.keep(one.offer)
+        answer_budget = AnswerBudget(budget, "crowd")
+        answer_budget.keep(answer_budget.offer)
     assert budget.offer("crowd") == STEP_MIN_BYTES
     budget = SendBudget(256 << 20, 128 << 20)
     for _ in range(2000):
-        one = AnswerBudget(budget, "crowd")
-        one.keep(one.offer)
+        answer_budget = AnswerBudget(budget, "crowd")
+        answer_budget.keep(answer_budget.offer)
     assert budget.offer("other") == STEP_BYTES
 
 
@@ -77,10 +79,10 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
         "gateway_cache_fetch_bytes": 64 << 20,
         "gateway_cache_disk_bytes": 64 << 20,
     }
-    async with worker(store, tmp_path, SimulatedClock(1), **limits) as one:
+    async with worker(store, tmp_path, SimulatedClock(1), **limits) as single_worker:
         for path in paths:
-            assert await one.get(path) == store.objects[location(path)].data
-        budget, address = one.backend._sending, urlsplit(one.url)
+            assert await single_worker.get(path) == store.objects[location(path)].data
+        budget, address = single_worker.backend._sending, urlsplit(single_worker.url)
         readers = []
         for number in range(10):
             sock = socket.socket()
@@ -121,9 +123,9 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     store.put(location(path), rng.randbytes(16 * BLOCK))
     transports: list[asyncio.Transport] = []
     limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # Every block stays in memory.
-    async with worker(store, tmp_path, SimulatedClock(1), **limits) as one:
-        assert await one.get(path) == store.objects[location(path)].data
-        answer = one.backend.answer
+    async with worker(store, tmp_path, SimulatedClock(1), **limits) as single_worker:
+        assert await single_worker.get(path) == store.objects[location(path)].data
+        answer = single_worker.backend.answer
 
         async def answer_to_slow(call: S3Call) -> web.StreamResponse:
             transport = call.request.transport
@@ -133,9 +135,9 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             transports.append(transport)
             return await answer(call)
 
-        monkeypatch.setattr(one.backend, "answer", answer_to_slow)
-        monkeypatch.setattr(one.backend, "begin", lambda *_: None)
-        address, sockets = urlsplit(one.url), []
+        monkeypatch.setattr(single_worker.backend, "answer", answer_to_slow)
+        monkeypatch.setattr(single_worker.backend, "begin", lambda *_: None)
+        address, sockets = urlsplit(single_worker.url), []
         try:
             for _ in range(40):
                 sock = socket.socket()
@@ -145,11 +147,13 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
                 loop = asyncio.get_running_loop()
                 await loop.sock_connect(sock, (address.hostname, address.port))
                 await loop.sock_sendall(sock, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            await until(lambda: len(transports) == 40 and all(each.get_write_buffer_size() for each in transports))
-            counted = one.backend._sending.taken_bytes
-            assert 0 < sum(each.get_write_buffer_size() for each in transports) <= counted + 40 * 1024
-            assert counted <= (1 << 20) + 40 * STEP_MIN_BYTES
+            await until(
+                lambda: len(transports) == 40 and all(transport.get_write_buffer_size() for transport in transports)
+            )
+            taken_bytes = single_worker.backend._sending.taken_bytes
+            assert 0 < sum(transport.get_write_buffer_size() for transport in transports) <= taken_bytes + 40 * 1024
+            assert taken_bytes <= (1 << 20) + 40 * STEP_MIN_BYTES
         finally:
             for sock in sockets:
                 sock.close()
-        await until(lambda: one.backend._sending.taken_bytes == 0)
+        await until(lambda: single_worker.backend._sending.taken_bytes == 0)

@@ -113,9 +113,9 @@ def test_our_own_signatures_are_accepted() -> None:
     ],
 )
 def test_malformed_authentication_is_an_s3_error(headers: dict[str, str], code: str) -> None:
-    with pytest.raises(S3Error) as refused:
+    with pytest.raises(S3Error) as error:
         read_claim(RequestTarget("GET", "/", "", headers), {}, now_ms=SystemClock().now_ms())
-    assert refused.value.code == code
+    assert error.value.code == code
 
 
 # The example of "Signature calculations: transferring payload in multiple chunks" in AWS's documentation.
@@ -146,8 +146,8 @@ def _example() -> bytes:
 def test_signed_chunks_are_decoded_however_they_arrive(cuts: list[int]) -> None:
     body, decoder = _example(), _decoder()
     edges = [0, *sorted(cuts), len(body)]
-    found = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]
-    assert b"".join(found) == b"a" * 66560
+    pieces = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]
+    assert b"".join(pieces) == b"a" * 66560
     assert decoder.finish() == {}
 
 
@@ -217,8 +217,8 @@ def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
         keys.issue("other", "s3://b/t", writable=True, principal_name="w"),
         foreign.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
     ]
-    assert len({one.secret_access_key for one in [issued, *others]}) == 5
-    assert len({one.access_key_id for one in [issued, *others]}) == 5
+    assert len({item.secret_access_key for item in [issued, *others]}) == 5
+    assert len({item.access_key_id for item in [issued, *others]}) == 5
     with pytest.raises(Forbidden):
         keys.open(others[3].token, others[3].access_key_id)
     with pytest.raises(Forbidden):

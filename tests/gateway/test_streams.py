@@ -80,9 +80,9 @@ def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: 
 def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: Any) -> None:
     data = [b"a" * 65536, b"b" * 65536, b"c" * 100]
     length = str(sum(map(len, data)))
-    given = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
+    options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
-        target, signed = keys.signed("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **given)
+        target, signed = keys.signed("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
         body = _chunks(signed, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
@@ -136,8 +136,8 @@ def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
         with socket.create_connection((gateway.hostname, gateway.port)) as raw:
             raw.sendall(sent)
             raw.shutdown(socket.SHUT_WR)
-            found = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
-        assert b"<Error>" in found or not found, (sent[:20], found)
+            result = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
+        assert b"<Error>" in result or not result, (sent[:20], result)
     for method, target in itertools.product(
         ("GET", "PUT", "OPTIONS", "PATCH", "BREW"), ("/", "/b", "/b/k", "//", "/%", "*")
     ):
@@ -240,7 +240,7 @@ class _Cutting:
                             self.cut_after = 0
                         break
                     target.sendall(data)
-                for one in (source, target):
-                    one.shutdown(socket.SHUT_RDWR)
+                for item in (source, target):
+                    item.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return

@@ -20,8 +20,8 @@ def field(field_id: int, name: str, kind: object = "long", required: bool = Fals
 
 
 def schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ()) -> Json:
-    made: Json = {"type": "struct", "schema-id": schema_id, "fields": list(fields)}
-    return {**made, "identifier-field-ids": list(identifiers)} if identifiers else made
+    document: Json = {"type": "struct", "schema-id": schema_id, "fields": list(fields)}
+    return {**document, "identifier-field-ids": list(identifiers)} if identifiers else document
 
 
 EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), field(3, "payload", "string"))
@@ -29,15 +29,15 @@ EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), fie
 
 def table(version: int = 2, **more: Any) -> TableMetadata:
     properties = {"format-version": str(version), **more.pop("properties", {})}
-    given: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
-    return build_table_metadata(properties=properties, **given)
+    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
+    return build_table_metadata(properties=properties, **options)
 
 
 def spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
-    made: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
-    for entry, field_id in zip(made, ids, strict=False):
+    results: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
+    for entry, field_id in zip(results, ids, strict=False):
         entry["field-id"] = field_id
-    return {"spec-id": spec_id, "fields": made}
+    return {"spec-id": spec_id, "fields": results}
 
 
 def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
@@ -51,7 +51,7 @@ def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
 
 
 def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **more: Any) -> Json:
-    made: Json = {
+    document: Json = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
         "timestamp-ms": NOW + 1000 * sequence,
@@ -61,8 +61,8 @@ def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **m
         **more,
     }
     if parent is not None:
-        made["parent-snapshot-id"] = parent
-    return {"action": "add-snapshot", "snapshot": made}
+        document["parent-snapshot-id"] = parent
+    return {"action": "add-snapshot", "snapshot": document}
 
 
 def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **more: object) -> Json:

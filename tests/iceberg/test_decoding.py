@@ -55,8 +55,8 @@ print("done")
 
 
 def test_threads_that_first_use_a_struct_at_once_all_decode_it() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    completed = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
+    assert (completed.returncode, completed.stdout) == (0, "done\n"), completed.stderr
 
 
 class Point(msgspec.Struct):

@@ -98,9 +98,9 @@ def java(*args: str) -> list[str]:
     ]
     peer = Path(__file__).with_name("PuffinPeer.java")
     argv = [java_17(), *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(peer), *args]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.splitlines()
 
 
 def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
     ],
 )
 def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -> None:
-    with pytest.raises(Corrupt, match=message) as refused:
+    with pytest.raises(Corrupt, match=message) as error:
         read_footer(raw, len(raw), "s3://b/broken.puffin")
-    assert "s3://b/broken.puffin" in refused.value.message
+    assert "s3://b/broken.puffin" in error.value.message
 
 
 @pytest.mark.parametrize(("offset", "length"), [(3, 1), (4, 6), (9, 1), (4, -1), (1 << 62, 1 << 62)])

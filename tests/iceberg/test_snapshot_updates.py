@@ -133,11 +133,11 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
     for number in (2, 3):
         update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW + number})
         m = commit(m, update, set_ref(number), now_ms=NOW + number)
-    assert [one.snapshot_id for one in m.snapshot_log] == [1, 2, 3]
-    times = [one.timestamp_ms for one in m.snapshot_log]
+    assert [item.snapshot_id for item in m.snapshot_log] == [1, 2, 3]
+    times = [item.timestamp_ms for item in m.snapshot_log]
     assert times == sorted(times)
     assert m.last_updated_ms >= times[-1]
-    assert [one.timestamp_ms for one in m.snapshots][1:] == [NOW + 2, NOW + 3]
+    assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW + 2, NOW + 3]
     m = commit(m, set_ref(1), now_ms=NOW + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
     late = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})

@@ -109,8 +109,8 @@ def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
 
 
 def test_version_1_snapshots_have_no_sequence_number() -> None:
-    written = json.loads(encode_table(rich(1)))
-    assert all("sequence-number" not in snapshot for snapshot in written["snapshots"])
+    document = json.loads(encode_table(rich(1)))
+    assert all("sequence-number" not in snapshot for snapshot in document["snapshots"])
 
 
 OLD_V1: dict[str, Any] = {
@@ -134,10 +134,10 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert m.last_partition_id == 1000
     assert [o.order_id for o in m.sort_orders] == [0]
     assert m.refs["main"].snapshot_id == 7
-    written = json.loads(encode_table(m))
-    assert written["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
-    assert "table-uuid" not in written
-    TableMetadataUtil.parse_raw(json.dumps({**written, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
+    document = json.loads(encode_table(m))
+    assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
+    assert "table-uuid" not in document
+    TableMetadataUtil.parse_raw(json.dumps({**document, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
     upgraded = commit(
         m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
     )
@@ -145,17 +145,17 @@ def test_old_version_1_metadata_is_completed() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    made = json.loads(encode_table(rich(2)))
-    made["x-new"] = {"a": [1]}
-    made["snapshots"][0]["x-new"] = 1
-    made["schemas"][0]["fields"][0]["x-new"] = 1
-    assert decode_table(json.dumps(made).encode(), SOURCE).snapshots[0].snapshot_id == 11
+    document = json.loads(encode_table(rich(2)))
+    document["x-new"] = {"a": [1]}
+    document["snapshots"][0]["x-new"] = 1
+    document["schemas"][0]["fields"][0]["x-new"] = 1
+    assert decode_table(json.dumps(document).encode(), SOURCE).snapshots[0].snapshot_id == 11
 
 
 def broken(**changes: Any) -> dict[str, Any]:
-    made = json.loads(encode_table(rich(2)))
-    made.update(changes)
-    return {key: value for key, value in made.items() if value != "DROP"}
+    document = json.loads(encode_table(rich(2)))
+    document.update(changes)
+    return {key: value for key, value in document.items() if value != "DROP"}
 
 
 @pytest.mark.parametrize(

@@ -156,14 +156,14 @@ def test_impossible_schema_update_is_rejected(update: Json, message: str) -> Non
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     """The hash of a timestamp differs from that of its date, so readers would look for its rows in other partitions."""
-    days, times = (schema(field(1, "at", one), field(2, "n")) for one in ("date", kind))
+    days, times = (schema(field(1, "at", item), field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = table(3, schema=days, partition_spec=spec((1, "bucket[4]", "b")))
-    stored = with_snapshots(buckets, 1)
+    snapshots = with_snapshots(buckets, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
-        commit(stored, *promote)
+        commit(snapshots, *promote)
     assert commit(buckets, *promote).current_schema.fields[0].type == kind
-    replaced = commit(stored, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+    replaced = commit(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
     assert replaced.current_schema.fields[0].type == kind
     by_month = with_snapshots(table(3, schema=days, partition_spec=spec((1, "month", "m"))), 1)
     assert commit(by_month, *promote).current_schema.fields[0].type == kind
@@ -238,8 +238,8 @@ def test_version_1_specs_need_sequential_ids() -> None:
     m = table(1, partition_spec=spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
         commit(m, {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,))})
-    kept = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
-    assert commit(m, {"action": "add-spec", "spec": kept}).last_partition_id == 1001
+    kept_spec = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
+    assert commit(m, {"action": "add-spec", "spec": kept_spec}).last_partition_id == 1001
 
 
 @pytest.mark.parametrize(

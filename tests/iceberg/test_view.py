@@ -29,14 +29,14 @@ def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **
 
 
 def view(**more: Any) -> ViewMetadata:
-    made: Json = {
+    document: Json = {
         "uuid": UUID,
         "location": "s3://lake/v",
         "schema": EVENTS,
         "view_version": version(),
         "properties": {},
     }
-    return build_view_metadata(**{**made, "now_ms": NOW, **more})
+    return build_view_metadata(**{**document, "now_ms": NOW, **more})
 
 
 def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
@@ -61,12 +61,12 @@ def test_view_is_equal_after_a_round_trip() -> None:
     v = commit(view(properties={"a": "b"}), *replace("SELECT 2"))
     assert decode_view(encode_view(v), "f") == v
     assert decode_view(gzip.compress(encode_view(v)), "f") == v
-    written = json.loads(encode_view(v))
-    assert written.keys() == {
+    document = json.loads(encode_view(v))
+    assert document.keys() == {
         "view-uuid", "format-version", "location", "properties", "schemas", "current-version-id", "versions",
         "version-log",
     }  # fmt: skip
-    assert written["versions"][0]["representations"] == [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}]
+    assert document["versions"][0]["representations"] == [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}]
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,16 @@ def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = table()
     kept = add_snapshot(10**6, 1), set_ref(10**6)
-    commit(m, *kept, *(one for n in range(10) for one in GROWING[name](n + 3)))
+    commit(m, *kept, *(item for n in range(10) for item in GROWING[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        commit(m, *kept, *(one for n in range(1_000) for one in GROWING[name](n + 3)))
+        commit(m, *kept, *(item for n in range(1_000) for item in GROWING[name](n + 3)))
 
 
 def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
     m = table()
     for start in range(0, 1_000, 250):
-        m = commit(m, *(one for n in range(start, start + 250) for one in GROWING["schemas"](n)))
-    more = commit(m, *(one for n in range(1_000, 1_100) for one in GROWING["schemas"](n)))
+        m = commit(m, *(item for n in range(start, start + 250) for item in GROWING["schemas"](n)))
+    more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING["schemas"](n)))
     assert len(more.schemas) == len(m.schemas) + 100
     again = commit(more, *GROWING["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
     assert again.current_schema == m.schemas[m.schemas.index(again.current_schema)]
@@ -72,9 +72,9 @@ def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> Non
         m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
     moved = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
-    found = commit(m, removals[100], *moved, set_ref(1, "late", "tag"), *removals)
-    assert sorted(found.refs) == ["main", "tag0", "tag299"]
-    assert [one.snapshot_id for one in found.snapshots] == [300]
+    result = commit(m, removals[100], *moved, set_ref(1, "late", "tag"), *removals)
+    assert sorted(result.refs) == ["main", "tag0", "tag299"]
+    assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
 
 
 def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,13 +105,13 @@ def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
         low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
-        found = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
+        actual_unusable_bounds = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
         marks = expected(name, low, high, read)
-        if found is None:
+        if actual_unusable_bounds is None:
             assert not any(map(any, marks)), (low, high)
         else:
             wrong += 1
-            assert tuple(side.tolist() for side in found) == marks, (low, high)
+            assert tuple(side.tolist() for side in actual_unusable_bounds) == marks, (low, high)
     assert (wrong > 0) == (name != "unordered")
 
 

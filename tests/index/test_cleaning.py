@@ -41,7 +41,7 @@ class Table:
 
     async def states(self) -> dict[str, str]:
         files = await self.server.components.store.index_files(self.entry.uuid)
-        return {one.location.rpartition("/")[2]: one.state.value for one in files}
+        return {file.location.rpartition("/")[2]: file.state.value for file in files}
 
     def location(self, name: str) -> str:
         return (self.folder / name).as_uri()

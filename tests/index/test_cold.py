@@ -112,9 +112,9 @@ async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: 
     far = await opened(index, Bytes(data))
     for _ in range(12):
         asked = query(rng, index, kind, columns)
-        found = await far.probe(asked)
-        assert found is not None
-        assert np.array_equal(found, asked.of(whole)), f"{index} {seed} {kind.name}"
+        result = await far.probe(asked)
+        assert result is not None
+        assert np.array_equal(result, asked.of(whole)), f"{index} {seed} {kind.name}"
         if isinstance(asked, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
             assert await far.bitmap.load_rows(files)
@@ -137,17 +137,17 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, l
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
     data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
     whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
-    asked = [query(rng, index, kind, columns) for _ in range(4)]
+    queries = [query(rng, index, kind, columns) for _ in range(4)]
     broken = 0
     for _ in range(60):
         spoilt = bytearray(data)
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
             far = await opened(index, Bytes(bytes(spoilt)))
-            for one in asked:
-                found = await far.probe(one)
-                assert found is not None
-                assert np.array_equal(found, one.of(whole)), f"{seed} {kind.name}"
+            for one in queries:
+                result = await far.probe(one)
+                assert result is not None
+                assert np.array_equal(result, one.of(whole)), f"{seed} {kind.name}"
                 if isinstance(one, BitmapQuery):
                     assert await far.bitmap.load_rows(range(6))
                     for file in range(6):
@@ -171,10 +171,10 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
     for _ in range(50):
         value = rng.randrange(150_000)
         before = len(storage.read)
-        asked = RecordQuery.from_keys([keys_of(pa.array([value], pa.int64()), "long")])
-        found = await far.record.rows(asked.high, asked.low)
-        assert found is not None
-        assert [(one.tolist()) for one in found[1:]] == (
+        query = RecordQuery.from_keys([keys_of(pa.array([value], pa.int64()), "long")])
+        rows = await far.record.rows(query.high, query.low)
+        assert rows is not None
+        assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
         )
         assert len(storage.read) - before <= 2
@@ -184,35 +184,36 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
-    storage = Bytes(file_of("bitmap", [keys_of(pa.array(one), "long") for one in values]))
+    storage = Bytes(file_of("bitmap", [keys_of(pa.array(value), "long") for value in values]))
     far = await opened("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
-    asked = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
-    found = await far.probe(asked)
-    assert found is not None
-    assert np.flatnonzero(found).tolist() == [3]
+    bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
+    result = await far.probe(bitmap_query)
+    assert result is not None
+    assert np.flatnonzero(result).tolist() == [3]
     assert await far.bitmap.load_rows([3])
     assert (
-        np.flatnonzero(np.unpackbits(far.bitmap.bitmap.rows(3, asked.ranges).view(np.uint8), bitorder="little")) == 777
+        np.flatnonzero(np.unpackbits(far.bitmap.bitmap.rows(3, bitmap_query.ranges).view(np.uint8), bitorder="little"))
+        == 777
     )
     assert len(storage.read) < 10
     assert sum(length for _, length in storage.read) < len(storage.data) / 5
     before = len(storage.read)
-    assert np.array_equal(await far.probe(asked), found)  # type: ignore[arg-type]
+    assert np.array_equal(await far.probe(bitmap_query), result)  # type: ignore[arg-type]
     assert await far.bitmap.load_rows([3])
     assert len(storage.read) == before
     assert not far.bitmap.has_rows(4)
     with pytest.raises(ValueError, match="header"):
-        far.bitmap.bitmap.rows(4, asked.ranges)
+        far.bitmap.bitmap.rows(4, bitmap_query.ranges)
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Bytes(file_of("record", long_keys(100_000, 10)))
     far = await opened("record", storage)
-    asked = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
+    query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
-    assert await far.probe(asked) is None
+    assert await far.probe(query) is None
     assert len(storage.read) == before
     storage = Bytes(file_of("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)

@@ -29,24 +29,24 @@ def manifest(number: int) -> bytes:
 
 
 MANIFESTS = [(manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
-BLOCKS = [decode_block_memory(*one) for one in MANIFESTS]
+BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 
 
 def helpers() -> list[psutil.Process]:
-    found = []
-    for one in psutil.Process().children():
+    results = []
+    for item in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # Or a zombie that nothing has waited for yet
-            found += [one] if any("blocks.decoding" in part for part in one.cmdline()) else []
-    return found
+            results += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
+    return results
 
 
 @pytest.fixture
 def decoders() -> Iterator[Decoders]:
     executor = ThreadPoolExecutor(THREADS)
-    made = Decoders(executor, THREADS, processes_min_bytes=1000)
-    yield made
+    decoders = Decoders(executor, THREADS, processes_min_bytes=1000)
+    yield decoders
     executor.shutdown(wait=True, cancel_futures=True)
-    made.close()
+    decoders.close()
     assert helpers() == []
 
 
@@ -55,8 +55,8 @@ async def until_asked(decoders: Decoders) -> None:
     async with asyncio.timeout(60):
         before = decoders.by_processes
         while decoders.by_processes < before + THREADS:
-            found = await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
-            assert [bytes(one) for one in found] == BLOCKS
+            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in results] == BLOCKS
 
 
 @pytest.mark.slow
@@ -66,19 +66,19 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
             await until_asked(decoders)
         assert 1 <= len(helpers()) <= THREADS
         await until_asked(decoders)
-    asked = decoders.by_processes
+    by_processes = decoders.by_processes
     async with asyncio.timeout(60):
         while helpers():
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
-    assert decoders.by_processes == asked
+    assert decoders.by_processes == by_processes
     with decoders.expecting(1000):  # And once more.
         await until_asked(decoders)
 
 
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
     with decoders.expecting(999):
-        await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
+        await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
         assert helpers() == []
 
 
@@ -96,13 +96,13 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
         await until_asked(decoders)
-        before = {one.pid for one in helpers()}
+        before = {helper.pid for helper in helpers()}
         for _ in range(20):
-            with pytest.raises(Corrupt) as there:
+            with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
-            assert there.value.message == here.value.message
+            assert error.value.message == here.value.message
         await until_asked(decoders)
-        assert before <= {one.pid for one in helpers()}
+        assert before <= {helper.pid for helper in helpers()}
 
 
 async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: Decoders) -> None:
@@ -110,10 +110,10 @@ async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: D
     with decoders.expecting(1000):
         for _ in range(6):
             await until_asked(decoders)
-            running = asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS * 4))
+            running = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
             await asyncio.sleep(source.uniform(0, 0.005))
             source.choice(helpers()).kill()
-            assert [bytes(one) for one in await running] == BLOCKS * 4
+            assert [bytes(item) for item in await running] == BLOCKS * 4
 
 
 async def test_threads_decode_when_no_process_can_be_started(
@@ -122,8 +122,8 @@ async def test_threads_decode_when_no_process_can_be_started(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     with decoders.expecting(1000):
         for _ in range(3):
-            found = await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
-            assert [bytes(one) for one in found] == BLOCKS
+            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in results] == BLOCKS
     assert decoders.by_processes == 0
 
 

@@ -190,7 +190,7 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
 )
 def test_index_survives_a_promotion_that_keeps_its_keys(kind: str, promoted: str, same: bool) -> None:
     before, after = (
-        define("i", "bitmap", ["c"], Schema((Field(1, "c", False, one),), schema_id=0)) for one in (kind, promoted)
+        define("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0)) for item in (kind, promoted)
     )
     assert (before.id == after.id) == same
 
@@ -204,8 +204,8 @@ def test_index_survives_a_promotion_that_keeps_its_keys(kind: str, promoted: str
 )
 def test_index_on_a_function_ends_when_the_functions_type_changes(transform: str, kind: str, promoted: str) -> None:
     before, after = (
-        define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, one),), schema_id=0))
-        for one in (kind, promoted)
+        define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
+        for item in (kind, promoted)
     )
     assert before.id != after.id
 
@@ -241,8 +241,8 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
         PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
         PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
     )
-    found = bucket_definitions(table({}, specs=specs))
-    assert [(one.name, one.kind, one.text) for one in found] == [
+    actual_bucket_definitions = bucket_definitions(table({}, specs=specs))
+    assert [(item.name, item.kind, item.text) for item in actual_bucket_definitions] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
         ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),
     ]

@@ -50,23 +50,23 @@ def contents(table: FilesTable) -> tuple[object, ...]:
 
 
 def everything(raw: bytes | bytearray) -> tuple[object, ...]:
-    opened = open_index_file(raw, "a.puffin")
-    return opened.header, *contents(opened.files)
+    index_file = open_index_file(raw, "a.puffin")
+    return index_file.header, *contents(index_file.files)
 
 
 @pytest.mark.parametrize("files", [0, 1, 2, 500])
 def test_assembled_file_can_be_opened(files: int) -> None:
     table = files_table(files)
     raw = written(table)
-    opened = open_index_file(raw, "a.puffin")
-    header = opened.header
+    index_file = open_index_file(raw, "a.puffin")
+    header = index_file.header
     assert (header.kind, header.table_uuid, header.definition, header.level) == ("record", UUID, DEFINITION, 2)
     assert (header.field_ids, header.files, header.rows) == ((3, 7), files, int(table.records.sum()))
     assert (header.size_bytes, header.location) == (len(raw), "a.puffin")
-    assert contents(opened.files) == contents(table)
-    assert bytes(opened.blob) == raw[header.offset : header.offset + header.length] == b"the kind's own bytes"
-    assert len(opened.files) == files
-    assert opened.files.rows == header.rows
+    assert contents(index_file.files) == contents(table)
+    assert bytes(index_file.blob) == raw[header.offset : header.offset + header.length] == b"the kind's own bytes"
+    assert len(index_file.files) == files
+    assert index_file.files.rows == header.rows
 
 
 @pytest.mark.parametrize(("kind", "alignment"), [("bloom", 64), ("bitmap", 64), ("record", 4096)])
@@ -98,8 +98,8 @@ def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
     (tmp_path / "index.puffin").write_bytes(written(files_table(40)))
     with (tmp_path / "index.puffin").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    opened = open_index_file(memoryview(mapped), "a")
-    assert contents(opened.files) == contents(files_table(40))
+    index_file = open_index_file(memoryview(mapped), "a")
+    assert contents(index_file.files) == contents(files_table(40))
     with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, which they keep alive.
         mapped.close()
 
@@ -149,7 +149,7 @@ def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> No
 def other_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
     """Return the file with a changed footer; `change` adapts checksums and offsets."""
     footer = read_footer(raw, len(raw), "a")
-    blobs = [Blob(one.type, [raw[one.offset : one.offset + one.length]], one.fields) for one in footer.blobs]
+    blobs = [Blob(blob.type, [raw[blob.offset : blob.offset + blob.length]], blob.fields) for blob in footer.blobs]
     properties = dict(footer.properties)
     change(blobs, properties)
     return b"".join(write_puffin(blobs, properties))

@@ -56,11 +56,11 @@ class Rig:
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
         self.storage = Storage(objects)
         store: ObjectStore = self.storage
-        opened = open_indexes(settings, store, self.table.registry, self.clock)
-        return await self._stack.enter_async_context(opened)
+        indexes = open_indexes(settings, store, self.table.registry, self.clock)
+        return await self._stack.enter_async_context(indexes)
 
     async def file(self, path: Path) -> RegisteredIndexFile:
-        (found,) = [one for one in await self.table.files() if one.location == path.as_uri()]
+        (found,) = [file for file in await self.table.files() if file.location == path.as_uri()]
         return found
 
 
@@ -70,9 +70,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         clock = SimulatedClock(seed=3)
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock))
         await create_namespace(store)
-        made = Table(tmp_path / "t")
-        made.commit(1, [made.manifest("a", range(4))])
-        table = IndexedTable(made, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
+        new_table = Table(tmp_path / "t")
+        new_table.commit(1, [new_table.manifest("a", range(4))])
+        table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
         yield Rig(tmp_path, table, clock, stack)
 
@@ -82,11 +82,11 @@ async def test_index_file_is_read_once_and_cached(rig: Rig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     assert indexes.in_memory(file) is None
-    opened = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
-    assert opened[0] is not None
-    assert opened == [opened[0]] * 5
-    assert indexes.in_memory(file) is opened[0]
-    assert (opened[0].location, len(opened[0].files), opened[0].index.files) == (path.as_uri(), 3, 3)
+    results = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
+    assert results[0] is not None
+    assert results == [results[0]] * 5
+    assert indexes.in_memory(file) is results[0]
+    assert (results[0].location, len(results[0].files), results[0].index.files) == (path.as_uri(), 3, 3)
     assert rig.storage.reads == [path.name]
 
 
@@ -119,10 +119,10 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Ri
     assert await indexes.open(file) is None
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 1)
-    told = await rig.file(path)
-    assert told.state is IndexFileState.QUARANTINED
-    assert told.reason is not None
-    assert path.name in told.reason
+    actual_file = await rig.file(path)
+    assert actual_file.state is IndexFileState.QUARANTINED
+    assert actual_file.reason is not None
+    assert path.name in actual_file.reason
     assert (await rig.table.registry.files(await rig.table.entry())).live(file.definition) == ()
 
 
@@ -194,10 +194,10 @@ async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(ri
     indexes, file = await rig.indexes(), await rig.file(path)
     assert await indexes.open(file) is not None
     await indexes.verify_source([file], "it looked wrong")
-    told = await rig.file(path)
-    assert told.state is IndexFileState.QUARANTINED
-    assert told.reason is not None
-    assert told.reason.startswith("it looked wrong; ")
+    actual_file = await rig.file(path)
+    assert actual_file.state is IndexFileState.QUARANTINED
+    assert actual_file.reason is not None
+    assert actual_file.reason.startswith("it looked wrong; ")
     assert await indexes.open(file) is None
 
 
@@ -234,8 +234,8 @@ async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> N
     path = await rig.table.index("bitmap", range(4))
     file = await rig.file(path)
     folder = rig.folder / "disk"
-    given: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
-    settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **given)
+    options: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
+    settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **options)
     for turn in range(3):
         async with open_objects(settings, rig.clock) as objects:
             storage = Storage(objects)
@@ -247,7 +247,7 @@ async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> N
                 assert len(storage.reads) == (0 if turn == 1 else 1), f"turn {turn}"
                 assert indexes.failures == 0
         if turn == 1:
-            (copy,) = [one for one in folder.rglob("*") if one.is_file() and path.read_bytes() in one.read_bytes()]
+            (copy,) = [item for item in folder.rglob("*") if item.is_file() and path.read_bytes() in item.read_bytes()]
             data = bytearray(copy.read_bytes())
             data[-len(path.read_bytes()) // 2] ^= 1
             copy.write_bytes(data)

@@ -50,9 +50,9 @@ class Counting:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Counting]:
-    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SimulatedClock(seed=1)) as opened:
-        await opened.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
-        yield Counting(opened)
+    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SimulatedClock(seed=1)) as store:
+        await store.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
+        yield Counting(store)
 
 
 @pytest.fixture
@@ -86,25 +86,25 @@ async def test_concurrent_and_later_plans_read_the_store_once(store: Counting, r
     entry = await entry_of(store)
     answers = await asyncio.gather(*(registry.files(entry) for _ in range(20)))
     answers.append(await registry.files(entry))
-    assert [names(one.live("d")) for one in answers] == [["a"]] * 21
+    assert [names(answer.live("d")) for answer in answers] == [["a"]] * 21
     assert store.listed == 1
 
 
 async def test_change_is_visible_to_readers_of_the_later_entry(store: Counting, registry: Registry) -> None:
-    another = Registry(store, SimulatedClock(seed=3))
+    other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
-    before = await another.files(await entry_of(store))
+    before = await other_registry.files(await entry_of(store))
     assert (names(before.live("d")), names(before.live("e"))) == (["a", "b"], ["c"])
     assert set(before.definitions) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
     await registry.quarantine(UUID, "file:///w/b", "crc")
-    after = await another.files(await entry_of(store))
+    after = await other_registry.files(await entry_of(store))
     assert after.version > before.version
     assert names(after.live("d")) == ["m"]
     assert names(after.files) == ["a", "b", "c", "m"]
     await registry.forget(UUID, "file:///w/a")
-    assert names((await another.files(await entry_of(store))).files) == ["b", "c", "m"]
+    assert names((await other_registry.files(await entry_of(store))).files) == ["b", "c", "m"]
 
 
 async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting, registry: Registry) -> None:
@@ -126,11 +126,11 @@ async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
 
 
 async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting, registry: Registry) -> None:
-    another = Registry(store, SimulatedClock(seed=3))
+    other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
     results = await asyncio.gather(
         registry.replace(UUID, "d", add=[make_file("x")], remove=["file:///w/a", "file:///w/b"]),
-        another.replace(UUID, "d", add=[make_file("y")], remove=["file:///w/b"]),
+        other_registry.replace(UUID, "d", add=[make_file("y")], remove=["file:///w/b"]),
         return_exceptions=True,
     )
     assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
@@ -147,20 +147,20 @@ async def test_forgotten_table_starts_empty_when_it_is_registered_again(
     store: Counting, registry: Registry, clock: SimulatedClock
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
-    seen = await registry.files(await entry_of(store))
+    files = await registry.files(await entry_of(store))
     await store.transact([DropEntry(TABLE, NS, "t")])
     await store.transact([CreateEntry(make_entry("t"))])
     assert (await registry.files(await entry_of(store))).files == ()
     clock.advance(1)
     await registry.replace(UUID, "d", add=[make_file("z")])
     entry = await entry_of(store)
-    assert entry.index_version > seen.version
+    assert entry.index_version > files.version
     assert names((await registry.files(entry)).live("d")) == ["z"]
 
 
 def test_superseded_and_quarantined_files_are_listed_and_not_live() -> None:
     files = [make_file(state.value, state=state) for state in IndexFileState]
-    listed = IndexFiles(3, files)
-    assert list(listed.files) == files
-    assert listed.live("d") == (files[0],)
-    assert listed.definitions == ("d",)
+    index_files = IndexFiles(3, files)
+    assert list(index_files.files) == files
+    assert index_files.live("d") == (files[0],)
+    assert index_files.definitions == ("d",)

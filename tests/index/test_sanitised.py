@@ -63,8 +63,8 @@ def test_kernels_access_only_their_own_memory(which: str, tmp_path: Path) -> Non
     )
     assert built.returncode == 0, built.stdout
     where = "import seamark.formats.iceberg as room; print(room.__path__[0])"
-    found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert found.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")
+    result = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")
 
     libraries = [
         subprocess.check_output(["cc", f"-print-file-name={name}"], text=True).strip()

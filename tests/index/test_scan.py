@@ -109,13 +109,13 @@ def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]
 
 
 def selected(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
-    found: list[bool] = []
+    results: list[bool] = []
     for number, values in enumerate(blocks):
-        first = len(found)
-        found += [
+        first = len(results)
+        results += [
             bool(state[number] == 1 or (state[number] == 2 and mask[row])) for row in range(first, first + len(values))
         ]
-    return found
+    return results
 
 
 def similar(kind: str) -> st.SearchStrategy[Blocks]:
@@ -183,13 +183,13 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
         codes[rng.integers(0, rows)] = greatest
     if rng.random() < 0.3:
         codes = np.sort(codes)
-    made = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
+    new_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
     most = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    assert (made is None) == (64 * most > rows)
+    assert (new_sketch is None) == (64 * most > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
-    if made is not None:
-        sketch, shift = made
+    if new_sketch is not None:
+        sketch, shift = new_sketch
     assert sketch.tolist() == [int(code) >> shift for code in codes.tolist()]
     assert int(codes.max()) >> shift < 256
     addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
@@ -197,7 +197,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
     layout[0, [0, 1, 2, 4, 13, 14]] = 0, codes.itemsize, addresses[0], rows, addresses[1], shift
     summary = codes.min(keepdims=True).astype(np.int64), codes.max(keepdims=True).astype(np.int64)
     literals = [*rng.choice(codes, 4).tolist(), *rng.integers(0, 2**40, 3).tolist(), span - 1, span]
-    for literal in {min(int(one), 2**63 - 1) for one in literals}:
+    for literal in {min(int(literal), 2**63 - 1) for literal in literals}:
         for op, passes in OPS.items():
             before = rng.integers(0, 2, rows, dtype=np.uint8)
             for state_before in (1, 2):
@@ -262,7 +262,8 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
         unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
         for low, high in values:
             assert kept[row] == (
-                unknown or any((low is None or low <= one) and (high is None or one <= high) for one in members)
+                unknown
+                or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )
             row += 1
 

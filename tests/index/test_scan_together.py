@@ -155,6 +155,6 @@ def test_list_of_rows_uses_memory_for_its_rows_only() -> None:
     layout[0, [0, 1, 2, 4]] = 0, 4, address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
     for kept in (1, 1000, 65_535, 65_536, 150_000, rows):
-        found = _scan.collect_all([(layout, low, high, 1, kept)], layout, np.ones(1, dtype=np.uint8))
-        assert found.nbytes == 8 * kept
-        assert found.tolist() == list(range(kept))
+        actual_all = _scan.collect_all([(layout, low, high, 1, kept)], layout, np.ones(1, dtype=np.uint8))
+        assert actual_all.nbytes == 8 * kept
+        assert actual_all.tolist() == list(range(kept))

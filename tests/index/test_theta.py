@@ -63,8 +63,8 @@ def test_kernel_hashes_equal_mmh3() -> None:
     rng = random.Random(first_seed())
     rows = [rng.randbytes(size) for size in range(70)] + [rng.randbytes(rng.randrange(200)) for _ in range(200)]
     starts = np.cumsum([0] + [len(row) for row in rows])
-    found = _murmur.hash_spans(np.frombuffer(b"".join(rows), np.uint8), starts, SEED, 64)
-    assert found.tolist() == [mmh3.hash64(row, SEED, True, signed=False)[0] for row in rows]
+    result = _murmur.hash_spans(np.frombuffer(b"".join(rows), np.uint8), starts, SEED, 64)
+    assert result.tolist() == [mmh3.hash64(row, SEED, True, signed=False)[0] for row in rows]
     with pytest.raises(ValueError, match="outside"):
         _murmur.hash_spans(np.zeros(3, np.uint8), np.array([0, 4]), SEED, 64)
     with pytest.raises(ValueError, match="whole number"):

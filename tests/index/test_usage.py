@@ -10,11 +10,16 @@ from seamark.metaserver.index.files.usage import Usage
 
 def test_index_unused_for_the_longest_time_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "KEPT_MAX", 2)
-    counted = Usage()
+    counted_usage = Usage()
     for now_ms, index in enumerate(["a", "b", "a", "c"]):
-        counted.note("u", index, files_in=5, files_removed=now_ms, now_ms=now_ms)
-    assert counted.find_usage("u", "b") is None
-    assert counted.find_usage("other", "a") is None
-    found = counted.find_usage("u", "a")
-    assert found is not None
-    assert (found.last_ms, found.plans, found.files_in, found.files_removed) == (2, 2, 10, 2)
+        counted_usage.note("u", index, files_in=5, files_removed=now_ms, now_ms=now_ms)
+    assert counted_usage.find_usage("u", "b") is None
+    assert counted_usage.find_usage("other", "a") is None
+    actual_usage = counted_usage.find_usage("u", "a")
+    assert actual_usage is not None
+    assert (actual_usage.last_ms, actual_usage.plans, actual_usage.files_in, actual_usage.files_removed) == (
+        2,
+        2,
+        10,
+        2,
+    )

@@ -32,8 +32,8 @@ class ObjectStoreContract:
             await store.create(f"{base}/{name}", name.encode())
         for name in names:
             assert await store.read(f"{base}/{name}") == name.encode()
-        listed = {info.location async for info in store.list(base)}
-        assert listed == {f"{base}/{name}" for name in names}
+        locations = {info.location async for info in store.list(base)}
+        assert locations == {f"{base}/{name}" for name in names}
 
     async def test_absent_object_is_missing(self, store: ObjectStore, base: str) -> None:
         with pytest.raises(ObjectMissing, match="nothing-here"):
@@ -101,10 +101,10 @@ class ObjectStoreContract:
             await store.create(location, b"123")
         await store.create(f"{base}/t10/other", b"")
         before_ms = SystemClock().now_ms()
-        found = [info async for info in store.list(f"{base}/t1")]
-        assert {info.location for info in found} == inside
-        assert {info.size_bytes for info in found} == {3}
-        assert all(abs(info.modified_ms - before_ms) < 600_000 for info in found)
+        infos = [info async for info in store.list(f"{base}/t1")]
+        assert {info.location for info in infos} == inside
+        assert {info.size_bytes for info in infos} == {3}
+        assert all(abs(info.modified_ms - before_ms) < 600_000 for info in infos)
 
     async def test_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
         assert [info async for info in store.list(f"{base}/nowhere")] == []

@@ -61,9 +61,9 @@ class FaultyObjects:
 
     async def exists(self, location: str) -> bool:
         fault = await self._before("exists", location)
-        found = await self.inner.exists(location)
+        result = await self.inner.exists(location)
         self._after(fault, location)
-        return found
+        return result
 
     async def check_links(self, locations: Sequence[str]) -> None:
         await self.inner.check_links(locations)

@@ -18,8 +18,8 @@ from tests.objects.faults import Fault, FaultyObjects
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    async with open_objects(Settings(home=tmp_path), SystemClock()) as opened:
-        yield FaultyObjects(opened)
+    async with open_objects(Settings(home=tmp_path), SystemClock()) as objects:
+        yield FaultyObjects(objects)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tests.objects.contract import ObjectStoreContract
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
     settings = Settings(home=tmp_path, warehouse="s3://lake/wh", s3_folder=str(tmp_path / "objects"))
-    async with open_objects(settings, SystemClock()) as opened:
-        yield opened
+    async with open_objects(settings, SystemClock()) as objects:
+        yield objects
 
 
 @pytest.fixture

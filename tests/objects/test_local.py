@@ -32,8 +32,8 @@ from tests.objects.contract import ObjectStoreContract
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    async with open_objects(Settings(home=tmp_path), SystemClock()) as opened:
-        yield opened
+    async with open_objects(Settings(home=tmp_path), SystemClock()) as objects:
+        yield objects
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ def settings_for(s3: S3, bucket: str, **changes: Any) -> Settings:
 class TestPathStyleContract(ObjectStoreContract):
     @pytest.fixture
     async def store(self, s3: S3, s3_bucket: str) -> AsyncIterator[ObjectStore]:
-        async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as opened:
-            yield opened
+        async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+            yield objects
 
     @pytest.fixture
     def base(self, s3_bucket: str) -> str:
@@ -80,8 +80,8 @@ class TestVirtualHostContract(ObjectStoreContract):
         endpoint = virtual_s3.endpoint.replace("127.0.0.1", "localhost")
         settings = settings_for(virtual_s3, bucket, s3_endpoint=endpoint, s3_path_style=False)
         assert bucket_endpoint(bucket, settings) == endpoint.replace("://", f"://{bucket}.")
-        async with open_objects(settings, SystemClock()) as opened:
-            yield opened
+        async with open_objects(settings, SystemClock()) as objects:
+            yield objects
 
     @pytest.fixture
     def bucket(self, virtual_s3: S3) -> str:
@@ -245,12 +245,12 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
             client.create_multipart_upload(Bucket=s3_bucket, Key=key)
     async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as store:
         folder = f"s3://{s3_bucket}/warehouse/t"
-        found = [upload async for upload in store.uploads(folder)]
-        assert {upload.location for upload in found} == {f"{folder}/{number}/é .parquet" for number in range(5)}
-        assert len(found) == 5
-        assert await store.abort_uploads(found) == 5
+        uploads = [upload async for upload in store.uploads(folder)]
+        assert {upload.location for upload in uploads} == {f"{folder}/{number}/é .parquet" for number in range(5)}
+        assert len(uploads) == 5
+        assert await store.abort_uploads(uploads) == 5
         assert [upload async for upload in store.uploads(folder)] == []
-        assert await store.abort_uploads(found[:1]) == 1
+        assert await store.abort_uploads(uploads[:1]) == 1
         assert [upload.location async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
@@ -282,7 +282,7 @@ async def test_no_further_upload_is_aborted_while_the_store_does_not_answer() ->
         uploads = [Upload(f"s3://bucket/warehouse/t/{number}.parquet", "id", 0) for number in range(3)]
         with structlog.testing.capture_logs() as logged:
             assert await store.abort_uploads(uploads) == 0
-    assert [one["location"] for one in logged if one["event"] == "upload not aborted"] == [uploads[0].location]
+    assert [item["location"] for item in logged if item["event"] == "upload not aborted"] == [uploads[0].location]
 
 
 async def test_environment_that_the_upload_client_rejects_is_a_storage_error(

@@ -189,12 +189,14 @@ def test_answer_has_the_sent_and_the_computed_headers() -> None:
     sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
     answer = signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
     assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
-    got = answer["headers"]
-    assert got["Range"] == ["bytes=0-9"]
-    assert got["X-Amz-Content-SHA256"] == ["UNSIGNED-PAYLOAD"]
-    assert got["X-Amz-Date"] == ["20261118T110640Z"]
-    assert got["Authorization"][0].startswith("AWS4-HMAC-SHA256 Credential=AKID/20261118/us-east-1/s3/aws4_request, ")
-    assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date," in got["Authorization"][0]
+    headers = answer["headers"]
+    assert headers["Range"] == ["bytes=0-9"]
+    assert headers["X-Amz-Content-SHA256"] == ["UNSIGNED-PAYLOAD"]
+    assert headers["X-Amz-Date"] == ["20261118T110640Z"]
+    assert headers["Authorization"][0].startswith(
+        "AWS4-HMAC-SHA256 Credential=AKID/20261118/us-east-1/s3/aws4_request, "
+    )
+    assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date," in headers["Authorization"][0]
     assert "SECRET" not in str(answer)
 
 
@@ -423,10 +425,10 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-token")
     credentials._chain.cache_clear()
-    got = signed(request, settings=settings)["headers"]
-    assert "Credential=FROM-ENV/" in got["Authorization"][0]
-    assert "x-amz-security-token" in got["Authorization"][0]
-    assert got["X-Amz-Security-Token"] == ["the-token"]
+    headers = signed(request, settings=settings)["headers"]
+    assert "Credential=FROM-ENV/" in headers["Authorization"][0]
+    assert "x-amz-security-token" in headers["Authorization"][0]
+    assert headers["X-Amz-Security-Token"] == ["the-token"]
     monkeypatch.setattr(credentials, "_chain", lambda: None)
     with pytest.raises(StorageError, match="s3_access_key_id"):
         signed(request, settings=settings)

@@ -89,15 +89,15 @@ def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
 def test_clients_get_the_gateways_address_and_credentials_of_the_table(asked: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
-    given = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = S3.client_access(settings, TABLE, delegation=asked, **given)
+    options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
+    config, [credential] = S3.client_access(settings, TABLE, delegation=asked, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")
     assert config["s3.session-token-expires-at-ms"] == "1000"
     assert config["client.refresh-credentials-endpoint"] == "v1/refresh"
     assert credential == {"prefix": "s3://lake/wh/t/", "config": config}
-    config, credentials = S3.client_access(settings, TABLE, delegation="remote-signing", **given)
+    config, credentials = S3.client_access(settings, TABLE, delegation="remote-signing", **options)
     assert not credentials
     assert "VENDED" not in f"{config}"
     assert "SECRET" not in f"{config}"

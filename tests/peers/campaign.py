@@ -72,9 +72,9 @@ class Readers:
                     self.failed.append(f"replica {number}, {table}: {status} {body}")
                 continue
             self.answers[number] += 1
-            found = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
-            if found != self.expected[table]:
-                self.wrong.append(f"replica {number}, {table}: {found}")
+            file_paths = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
+            if file_paths != self.expected[table]:
+                self.wrong.append(f"replica {number}, {table}: {file_paths}")
 
     def is_answering(self, number: int) -> bool:
         client, table = Client(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
@@ -170,7 +170,7 @@ class Faults:
     def _passed_over(self) -> float:
         """Return the number of reads that were answered although a replica did not answer."""
         sources = ("hedged", "failed", "skipped")
-        return sum(peer_reads(one, source) for one in self._fleet.replicas for source in sources)
+        return sum(peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
 
     def _cached_files(self, number: int) -> list[Path]:
         folder = self._disk.root if number == 0 else self._fleet.replicas[number].home / "cache" / "files"
@@ -203,4 +203,4 @@ def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], round
     assert readers.wrong == []
     assert readers.failed == []
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
-    assert sum(peer_reads(one, "hits") + peer_reads(one, "fetched") for one in fleet.replicas) > 50
+    assert sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 50

@@ -77,8 +77,8 @@ class FaultProxy:
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
         while data := await source.read(_PIECE_BYTES):
-            if is_request and (found := _REQUEST.match(data)):
-                self.requests[f"{found[1].decode()} {found[2].decode().partition('?')[0]}"] += 1
+            if is_request and (match := _REQUEST.match(data)):
+                self.requests[f"{match[1].decode()} {match[2].decode().partition('?')[0]}"] += 1
                 await asyncio.sleep(self.delay_s())
             await self._passable()
             target.write(data)

@@ -71,11 +71,11 @@ class Fleet:
 
 def metric(replica: Seamark, name: str, **labels: str) -> float:
     """Return a metric, or 0 if it has no matching sample."""
-    wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
+    expected = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
     with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
             sample, _, value = line.rpartition(" ")
-            if sample == wanted:
+            if sample == expected:
                 return float(value)
     return 0.0
 
@@ -155,5 +155,5 @@ def open_fleet(
 
 def replicas_of(replica: Seamark) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{replica.base_url}/api/v1/replicas", timeout=30) as answer:
-        found: list[dict[str, Any]] = json.loads(answer.read())["replicas"]
-    return found
+        replicas: list[dict[str, Any]] = json.loads(answer.read())["replicas"]
+    return replicas

@@ -44,7 +44,7 @@ class Host:
 
         A socket belongs to the network namespace of the thread that created it, whoever uses it.
         """
-        made: list[socket.socket] = []
+        results: list[socket.socket] = []
 
         def enter() -> None:
             namespace = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
@@ -54,14 +54,14 @@ class Host:
             finally:
                 os.close(namespace)
             with contextlib.suppress(OSError):
-                made.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                results.append(socket.create_connection(("127.0.0.1", port), timeout=10))
 
         thread = threading.Thread(target=enter)
         thread.start()
         thread.join()
-        if not made:
+        if not results:
             raise ConnectionRefusedError(f"no connection to port {port} of {self.name}")
-        return made[0]
+        return results[0]
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
@@ -100,8 +100,8 @@ def _during(begin: str, end: str) -> Iterator[None]:
 
 
 def _run(command: str) -> None:
-    done = subprocess.run(command.split(), capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}: {done.stderr.strip()}"
+    completed = subprocess.run(command.split(), capture_output=True, text=True)
+    assert completed.returncode == 0, f"{command}: {completed.stderr.strip()}"
 
 
 @contextmanager
@@ -130,9 +130,9 @@ def network(count: int) -> Iterator[Network]:
                 _run(f"{inside} addr add {host.address}/24 dev eth0")
                 _run(f"{inside} link set eth0 up")
                 _run(f"{inside} link set lo up")
-            made = Network(f"{subnet}.1", hosts)
-            with made.divided():
+            network = Network(f"{subnet}.1", hosts)
+            with network.divided():
                 pass
         except (AssertionError, OSError) as error:
             pytest.skip(f"no network namespaces here: {error}")
-        yield made
+        yield network

@@ -27,8 +27,8 @@ from tests.services.seamark import SHARED_KEY
 class WatchedObjects(ForwardingObjects):
     """A real storage that counts whole reads by location, delays them by `delay_s`, and fails them while `is_away`."""
 
-    def __init__(self, stored: ObjectStore) -> None:
-        super().__init__(stored)
+    def __init__(self, object_store: ObjectStore) -> None:
+        super().__init__(object_store)
         self.reads: Counter[str] = Counter()
         self.delay_s = 0.0
         self.is_away = False
@@ -61,7 +61,7 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Node]:
+async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **options: Any) -> AsyncIterator[Node]:
     """Open a replica that answers on a free port and has joined the others once.
 
     It uses the database and warehouse in `folder`.
@@ -75,7 +75,7 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **gi
             "encryption_key": SHARED_KEY,
             "peer_address": "127.0.0.1:0",
             "peer_lease_s": 60.0,
-            **given,
+            **options,
         }
     )
     metrics, certificate = ServerMetrics(), open_certificate(settings)
@@ -84,12 +84,12 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **gi
         open_keyring(settings, store, clock) as keyring,
         open_objects(settings, clock) as real,
     ):
-        stored = WatchedObjects(real)
+        watched_objects = WatchedObjects(real)
         async with (
-            open_peers(settings, stored, store, keyring, clock, metrics) as peers,
+            open_peers(settings, watched_objects, store, keyring, clock, metrics) as peers,
             peers.serving(limits_of(settings), certificate and certificate.context, metrics),
         ):
-            yield Node(peers, stored, settings)
+            yield Node(peers, watched_objects, settings)
 
 
 async def meet(*nodes: Node) -> None:

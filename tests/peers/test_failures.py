@@ -25,8 +25,8 @@ def listed(address: str, *, protocol: int = VERSION) -> Replica:
     return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
 
 
-def beside(node: Node, *others: Replica) -> None:
-    node.peers.membership.replace([node.peers.membership.replica, *others])
+def beside(node: Node, *args: Replica) -> None:
+    node.peers.membership.replace([node.peers.membership.replica, *args])
 
 
 def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
@@ -195,7 +195,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         beside(a, b.peers.membership.replica, listed("127.0.0.1:9", protocol=VERSION + 1))
-        assert [one.address for one in a.peers.membership.replicas] == [a.address, b.address]
+        assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
         for location, content in (await create([a], 20, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.failed == 0
@@ -210,9 +210,9 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
         for location, content in files.items():
             assert await a.read(location) == content
         await b.peers.cache._stack._queue.join()
-        kept = list((tmp_path / "b" / "cache" / "files").rglob("*.block"))
-        assert len(kept) == len(files)
-        for path in kept:
+        paths = list((tmp_path / "b" / "cache" / "files").rglob("*.block"))
+        assert len(paths) == len(files)
+        for path in paths:
             with path.open("r+b") as file:
                 file.seek(1000)
                 file.write(b"\x00\x01\x02\x03")
@@ -230,8 +230,8 @@ async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_pat
         patient(a)
         b.stored.delay_s = 0.05
         files = owned_by(a, b.address, await create([a], 20, 100))
-        got = await asyncio.gather(*(a.read(location) for location in files))
-        assert got == list(files.values())
+        results = await asyncio.gather(*(a.read(location) for location in files))
+        assert results == list(files.values())
         assert a.peers.objects.counts.failed > 0
 
 

@@ -56,8 +56,8 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     for node in nodes:
         node.stored.delay_s = 0.05
     for _ in range(2):
-        got = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
-        assert got == [content for content in files.values() for _ in range(6)], f"seed {seed}"
+        results = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
+        assert results == [content for content in files.values() for _ in range(6)], f"seed {seed}"
     assert {reads_of(nodes, location) for location in files} == {1}
     assert {node.address: sum(node.stored.reads.values()) for node in nodes} == {
         node.address: sum(node.owns(location) for location in files) for node in nodes

@@ -48,14 +48,16 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     # A replica on a busy machine may look slow. Counts are published every second.
     block_until(lambda: again <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
     assert again < APPENDS
-    block_until(lambda: sum(peer_reads(one, "hits") + peer_reads(one, "fetched") for one in fleet.replicas) > 0)
+    block_until(
+        lambda: sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 0
+    )
     assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
 
 
 def test_replicas_are_listed(fleet: Fleet) -> None:
-    listed = replicas_of(fleet.replicas[1])
-    assert [one["address"] for one in listed] == sorted(link.address for link in fleet.links)
-    assert all(0 < one["expires-in-ms"] <= 3000 and one["weight"] == 1 for one in listed)
+    replicas = replicas_of(fleet.replicas[1])
+    assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)
+    assert all(0 < replica["expires-in-ms"] <= 3000 and replica["weight"] == 1 for replica in replicas)
     shown = run_seamark("replicas", "--url", fleet.replicas[0].base_url)
     assert shown.returncode == 0, shown.stderr
     assert all(link.address in shown.stdout for link in fleet.links)
@@ -74,7 +76,7 @@ class Load:
 
     def balance(self) -> None:
         while not self._stopped.wait(0.05):
-            self._ready = [one.base_url for one in self.fleet.replicas if http_ok(f"{one.base_url}/readyz")]
+            self._ready = [replica.base_url for replica in self.fleet.replicas if http_ok(f"{replica.base_url}/readyz")]
 
     def send(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -103,7 +105,7 @@ class Load:
     @contextmanager
     def running(self, clients: int) -> Iterator[None]:
         work = [self.balance, *(partial(self.send, number) for number in range(clients))]
-        threads = [threading.Thread(target=one, daemon=True) for one in work]
+        threads = [threading.Thread(target=item, daemon=True) for item in work]
         for thread in threads:
             thread.start()
         block_until(lambda: self.reads and self.commits)

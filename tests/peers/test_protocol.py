@@ -212,16 +212,16 @@ def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
     keyring = fixed_keyring(b"s", clock)
     tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
-    given = headers[LOCATION_HEADER], headers[TICKET_HEADER]
-    assert tickets.open(ADDRESS, *given) == (LOCATION, mac)
+    arguments = headers[LOCATION_HEADER], headers[TICKET_HEADER]
+    assert tickets.open(ADDRESS, *arguments) == (LOCATION, mac)
     clock.advance(39_000)
-    assert tickets.open(ADDRESS, *given) == (LOCATION, mac)
+    assert tickets.open(ADDRESS, *arguments) == (LOCATION, mac)
     clock.advance(1_001)
     with pytest.raises(Unauthenticated, match="expired"):
-        tickets.open(ADDRESS, *given)
+        tickets.open(ADDRESS, *arguments)
     clock.advance(-80_000)
     with pytest.raises(Unauthenticated, match="expired"):
-        tickets.open(ADDRESS, *given)
+        tickets.open(ADDRESS, *arguments)
 
 
 def test_ticket_of_a_retired_key_is_rejected() -> None:

@@ -30,9 +30,9 @@ async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Pat
     table.commit(1, [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
-    async with open_objects(settings, clock) as stored:
-        halves = HalfObjects(stored)
-        async with open_planner(settings, halves, clock, stored=stored if has_storage else None) as planner:
+    async with open_objects(settings, clock) as objects:
+        halves = HalfObjects(objects)
+        async with open_planner(settings, halves, clock, stored=objects if has_storage else None) as planner:
             if has_storage:
                 assert sorted(await numbers(planner, table.metadata)) == list(range(30))
                 assert halves.reads.total() == 4
@@ -47,9 +47,11 @@ async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_
     clock = SystemClock()
     content = b'{"some": "document"}'
     location = f"{tmp_path.as_uri()}/t/metadata/00001-x{name_suffix(content)}"
-    async with open_objects(settings, clock) as stored:
-        await stored.create(location, content)
-        documents = Documents(HalfObjects(stored), clock, budget_bytes=1 << 20, stored=stored if has_storage else None)
+    async with open_objects(settings, clock) as objects:
+        await objects.create(location, content)
+        documents = Documents(
+            HalfObjects(objects), clock, budget_bytes=1 << 20, stored=objects if has_storage else None
+        )
         if has_storage:
             assert await documents.raw(location) == content
         else:

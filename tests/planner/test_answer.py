@@ -62,7 +62,7 @@ def schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
 
 
 def metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
-    made = {
+    document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -79,7 +79,7 @@ def metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) 
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(made).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
 
 
 def block(
@@ -102,8 +102,10 @@ def block(
         schema=schema(kinds),
     )
     path = f"file:///t/metadata/{spec_id}-{content}.avro"
-    listed = ManifestFile(path, len(data), spec_id, content, 1, 1, 1, len(files), 0, 0, 0, 0, 0, None, None, None)
-    return listed, Block(b"".join(encode_block(decode_manifest(data, path))))
+    manifest_file = ManifestFile(
+        path, len(data), spec_id, content, 1, 1, 1, len(files), 0, 0, 0, 0, 0, None, None, None
+    )
+    return manifest_file, Block(b"".join(encode_block(decode_manifest(data, path))))
 
 
 def scan(
@@ -146,8 +148,8 @@ def _number(text: str) -> float:
 
 
 def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **more: Any) -> DataFile:
-    given = {"content": 0, "format": "PARQUET", "spec_id": 0, "record_count": 7, "size": 1234, "metrics": {}}
-    return DataFile(path=path, partition=partition, **{**given, **more})
+    options = {"content": 0, "format": "PARQUET", "spec_id": 0, "record_count": 7, "size": 1234, "metrics": {}}
+    return DataFile(path=path, partition=partition, **{**options, **more})
 
 
 def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
@@ -171,23 +173,28 @@ def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
 
 def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
     """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
-    made = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
-    listed, files = block(made, version=3)
+    results = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
+    listed, files = block(results, version=3)
     for first_row_id, told in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
         plan = scan(
             metadata(()), [(msgspec.structs.replace(listed, first_row_id=first_row_id, sequence_number=9), files)]
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
-            tasks = [one["data-file"] for one in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
-            assert [one.get("first-row-id") for one in tasks] == [told[row] for row in rows.tolist()]
-            assert [one["data-sequence-number"] for one in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
+            tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
+            assert [task.get("first-row-id") for task in tasks] == [told[row] for row in rows.tolist()]
+            assert [task["data-sequence-number"] for task in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
 
 
 def test_answer_omits_residuals_for_clients_that_need_none() -> None:
     plan = scan(metadata(()), [block([a_file("a"), a_file("b")])], where={"type": "eq", "term": "c1", "value": 4})
-    assert all(set(one) == {"data-file"} for one in answered(plan, form=TaskForm(residuals=False))["file-scan-tasks"])
-    assert all(set(one) == {"data-file", "residual-filter"} for one in answered(plan)["file-scan-tasks"])
+    assert all(
+        set(file_scan_task) == {"data-file"}
+        for file_scan_task in answered(plan, form=TaskForm(residuals=False))["file-scan-tasks"]
+    )
+    assert all(
+        set(file_scan_task) == {"data-file", "residual-filter"} for file_scan_task in answered(plan)["file-scan-tasks"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,8 +202,8 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
 )
 def test_any_file_path_survives_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
-    found = answered(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
-    assert [task["data-file"]["file-path"] for task in found] == paths
+    file_scan_tasks = answered(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
+    assert [task["data-file"]["file-path"] for task in file_scan_tasks] == paths
 
 
 def test_files_of_many_manifests_appear_once_and_in_order() -> None:
@@ -222,11 +229,13 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
-    plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=one) for n, one in enumerate(lists)])])
+    plan = scan(
+        metadata(()), [block([a_file(f"f{n}", split_offsets=single_list) for n, single_list in enumerate(lists)])]
+    )
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
-        told = [task["data-file"].get("split-offsets", []) for task in tasks]
-        assert told == [lists[row] or [] for row in rows.tolist()], "seed 11"
+        actual = [task["data-file"].get("split-offsets", []) for task in tasks]
+        assert actual == [lists[row] or [] for row in rows.tolist()], "seed 11"
 
 
 def test_statistics_belong_to_the_requested_files() -> None:
@@ -234,18 +243,18 @@ def test_statistics_belong_to_the_requested_files() -> None:
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
-    plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=one) for n, one in enumerate(metrics)])])
+    plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])])
     rows = plan.entry_ids[3::5]
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
-        told = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
+        actual = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
         known = metrics[row].get(1)
         if known is None:
-            assert told == dict.fromkeys(told), f"seed 5, row {row}"
+            assert actual == dict.fromkeys(actual), f"seed 5, row {row}"
         else:
-            assert told["lower-bounds"] == {"keys": [1], "values": [known.lower.hex().upper()]}, f"seed 5, row {row}"
-            assert told["upper-bounds"] == {"keys": [1], "values": [known.upper.hex().upper()]}, f"seed 5, row {row}"
-            assert told["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
+            assert actual["lower-bounds"] == {"keys": [1], "values": [known.lower.hex().upper()]}, f"seed 5, row {row}"
+            assert actual["upper-bounds"] == {"keys": [1], "values": [known.upper.hex().upper()]}, f"seed 5, row {row}"
+            assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
 
 
 def in_json(kind: str, value: Any) -> Any:
@@ -281,10 +290,10 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
     rng.shuffle(values)
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
-    found = answered(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
-    given = [task["data-file"]["partition"] for task in found["file-scan-tasks"]]
+    result = answered(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
+    partitions = [task["data-file"]["partition"] for task in result["file-scan-tasks"]]
     expected = [[in_json(kind, value)] for value in values]
-    assert [repr(one) for one in given] == [repr(one) for one in expected], f"seed {column}"
+    assert [repr(partition) for partition in partitions] == [repr(item) for item in expected], f"seed {column}"
 
 
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour", "bucket[8]", "void"])
@@ -305,8 +314,8 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
 
 def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    found = answered(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
-    assert [task["data-file"]["partition"] for task in found["file-scan-tasks"]] == [[math.inf], [-math.inf]]
+    result = answered(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
+    assert [task["data-file"]["partition"] for task in result["file-scan-tasks"]] == [[math.inf], [-math.inf]]
 
 
 def test_nan_partition_is_rejected_with_advice() -> None:
@@ -371,20 +380,20 @@ def test_error_names_the_manifest_with_an_unknown_spec() -> None:
 
 def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
     spec = (PartitionField(1000, "p", 2, "identity"),)
-    where = {
+    filter_json = {
         "type": "and",
         "left": {"type": "eq", "term": "c2", "value": "x"},
         "right": {"type": "gt", "term": "c1", "value": 5},
     }
     files = [a_file("a", ("x",)), a_file("b", ("y",)), a_file("c", (None,))]
-    found = answered(scan(metadata(spec), [block(files, 0, spec)], where=where))["file-scan-tasks"]
+    file_scan_tasks = answered(scan(metadata(spec), [block(files, 0, spec)], where=filter_json))["file-scan-tasks"]
     left = {"type": "gt", "term": "c1", "value": 5}
-    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in found] == [("a", left)]
+    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
 
 
 def a_delete(path: str, content: int, **more: Any) -> DeleteFile:
-    given = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
-    return DeleteFile(path=path, content=content, sequence=9, **{**given, **more})
+    options = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
+    return DeleteFile(path=path, content=content, sequence=9, **{**options, **more})
 
 
 def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
@@ -394,18 +403,20 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
         a_delete("of f2", 1, referenced="f2"),
         a_delete("equality", 2, equality_ids=[1, 2]),
     ]
-    found = answered(scan(metadata(()), [block(data)], [block(deletes)]))
-    names = [one["file-path"] for one in found["delete-files"]]
+    result = answered(scan(metadata(()), [block(data)], [block(deletes)]))
+    names = [delete_file["file-path"] for delete_file in result["delete-files"]]
     assert sorted(names) == ["equality", "of f2", "positions"]
-    told = [sorted(names[one] for one in task.get("delete-file-references", [])) for task in found["file-scan-tasks"]]
+    actual = [
+        sorted(names[item] for item in task.get("delete-file-references", [])) for task in result["file-scan-tasks"]
+    ]
     both = ["equality", "positions"]
-    assert told == [both, both, ["equality", "of f2", "positions"], both, []]
-    by_name = {one["file-path"]: one for one in found["delete-files"]}
+    assert actual == [both, both, ["equality", "of f2", "positions"], both, []]
+    by_name = {delete_file["file-path"]: delete_file for delete_file in result["delete-files"]}
     assert by_name["equality"]["content"] == "equality-deletes"
     assert by_name["equality"]["equality-ids"] == [1, 2]
     assert by_name["of f2"]["content"] == "position-deletes"
     assert by_name["of f2"]["referenced-data-file"] == "f2"
-    assert "delete-file-references" not in found["file-scan-tasks"][4]
+    assert "delete-file-references" not in result["file-scan-tasks"][4]
 
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
@@ -415,7 +426,7 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
-    assert [one["file-path"] for one in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
+    assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
     answer = ScanTaskWriter(scan(metadata(()), [block([a_file("c")])]))
     assert list(answer.delete_files()) == []
 
@@ -423,8 +434,8 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
-    found = answered(scan(metadata(()), [data], [block([vector], version=3)]))
-    (told,) = found["delete-files"]
+    result = answered(scan(metadata(()), [data], [block([vector], version=3)]))
+    (told,) = result["delete-files"]
     assert told["file-format"] == "puffin"
     assert (told["content-offset"], told["content-size-in-bytes"]) == (4, 40)
     assert told["referenced-data-file"] == "a"
@@ -479,17 +490,17 @@ def test_pyiceberg_parses_every_answer() -> None:
     files: list[ContentFile] = [
         a_file(f"f{n}", tuple(rng.choice([*pools[column], None]) for column in KINDS), sequence=3) for n in range(40)
     ]
-    where = {
+    filter_json = {
         "type": "or",
         "left": {"type": "starts-with", "term": "c2", "value": "a"},
         "right": {"type": "is-null", "term": "c1"},
     }
-    plan = scan(metadata(spec), [block(files, 0, spec)], where=where)
+    plan = scan(metadata(spec), [block(files, 0, spec)], where=filter_json)
     answer = answered(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
-    left = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
-    assert left
-    assert [task.data_file.file_path for task in parsed.file_scan_tasks] == left
+    paths = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
+    assert paths
+    assert [task.data_file.file_path for task in parsed.file_scan_tasks] == paths
 
 
 def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
@@ -510,15 +521,15 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     first, second = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
     kinds = {1: "int", 2: "int"}
     table = metadata((first, second), kinds=kinds)
-    where = {"type": "gt", "term": "c1", "value": 5}
-    turned = plan(table, (9, 1), second, first, kinds=kinds, where=where)
+    filter_json = {"type": "gt", "term": "c1", "value": 5}
+    turned = plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
     row = int(turned.entry_ids[0])
     assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
     assert expression_json(turned.residual(row)) is False
-    lacking = plan(table, (9,), second, kinds=kinds, where=where)
-    assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == where
+    lacking = plan(table, (9,), second, kinds=kinds, where=filter_json)
+    assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
 
     promoted = metadata((first,), kinds={1: "timestamp"})
-    where = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
-    days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=where)
+    filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
+    days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
     assert days.residual(int(days.entry_ids[0])) == days.bound

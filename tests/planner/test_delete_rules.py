@@ -105,7 +105,7 @@ def applying(
         return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
 
     view = TableView(
-        files([data]), [block(data)], files(list(deletes)), [block(some, schema=schema) for some in deletes]
+        files([data]), [block(data)], files(list(deletes)), [block(delete, schema=schema) for delete in deletes]
     )
     index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema)])
     return index.deletes_for(rows_of(view))
@@ -250,7 +250,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
     judge.__dict__.update(blank)
 
     def metrics(ids: list[int]) -> dict[int, ColumnMetrics]:
-        made = {}
+        document = {}
         for key in ids:
             low = rng.randrange(200)
             pair = [
@@ -258,8 +258,8 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
             ]
             nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
             bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
-            made[key] = stats(*bounds, nulls)
-        return made
+            document[key] = stats(*bounds, nulls)
+        return document
 
     def partition() -> dict[str, Any]:
         return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
@@ -268,21 +268,23 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
     deletes = []
     for some, where in ((250, partition), (150, dict)):
         files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(some)]
-        made = [delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files]
-        deletes.append([entry(file, rng.randrange(12)) for file in made])
-    found = applying(data, *deletes)
+        delete_files = [
+            delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
+        ]
+        deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
+    result = applying(data, *deletes)
     listed = Listed(0, 0, 0, 3, 5)
-    flat = [(listed, one) for one in deletes[0] + deletes[1]]
+    flat = [(listed, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
             at
             for at, delete in enumerate(flat)
-            if judge.in_scope(delete, (listed, one)) and not judge.java_drops(delete, (listed, one))
+            if judge.in_scope(delete, (listed, item)) and not judge.java_drops(delete, (listed, item))
         )
-        for one in data
+        for item in data
     ]
-    assert found == expected
-    assert 1000 < sum(map(len, found)) < 20_000
+    assert result == expected
+    assert 1000 < sum(map(len, result)) < 20_000
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
@@ -310,15 +312,15 @@ def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_timestamp(kind: str) -> None:
-    kinds = [KINDS | {A: one} for one in ("date", kind)]
-    schemas = [schema_json(number, one, set(), late=True) for number, one in enumerate(kinds)]
+    kinds = [KINDS | {A: item} for item in ("date", kind)]
+    schemas = [schema_json(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
 
     def blocks(made: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
         """Return one from before the promotion and one from after it, each of the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([entry(made((day,)), sequence) for day in some], schema=schema, kinds=one)
-            for some, schema, one in zip(days, schemas, kinds, strict=True)
+            block([entry(made((day,)), sequence) for day in some], schema=schema, kinds=kind)
+            for some, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
     data = blocks(lambda partition: data_file(spec_id=1, partition=partition), 1)
@@ -347,9 +349,9 @@ def test_two_columns_together_exclude_an_equality_delete() -> None:
 def test_files_with_the_same_deletes_share_one_tuple() -> None:
     data = [entry(data_file(str(number)), 1) for number in range(3)]
     deletes = [entry(delete_file(POSITION_DELETES), 2), entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2)]
-    found = applying(data, deletes)
-    assert found == [(0, 1)] * 3
-    assert found[0] is found[1] is found[2]
+    result = applying(data, deletes)
+    assert result == [(0, 1)] * 3
+    assert result[0] is result[1] is result[2]
 
 
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:

@@ -137,11 +137,11 @@ class Situation:
 
     def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
-        made = {
+        document = {
             key: column_metrics(self.rng, kinds[key], [self._written(schema_id, key, value) for value in of])
             for key, of in values.items()
         }
-        return {key: of for key, of in made.items() if of != ColumnMetrics()}
+        return {key: of for key, of in document.items() if of != ColumnMetrics()}
 
     def _written(self, schema_id: int, key: int, value: Any) -> Any:
         """Return the key's value as it is stored under the schema."""
@@ -213,11 +213,11 @@ class Situation:
         return DeleteFile(**common, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
 
     def view(self) -> TableView:
-        def blocks(listed: list[Listed]) -> list[Block]:
-            return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listed)]
+        def blocks(listeds: list[Listed]) -> list[Block]:
+            return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listeds)]
 
-        def files(listed: list[Listed]) -> list[ManifestFile]:
-            return [manifest_file(one.content, one.spec_id, one.sequence) for one in listed]
+        def files(listeds: list[Listed]) -> list[ManifestFile]:
+            return [manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
 
         return TableView(
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
@@ -263,11 +263,11 @@ class Situation:
             return older < newest and (removal.spec_id in GLOBAL_SPECS or alike)
         if older > newest:
             return False
-        named = removal.referenced
+        referenced = removal.referenced
         bounds = removal.metrics.get(PATH_ID)
-        if named is None and bounds is not None and bounds.lower == bounds.upper:
-            named = bounds.lower.decode()
-        if not (alike if named is None else named == file.path):
+        if referenced is None and bounds is not None and bounds.lower == bounds.upper:
+            referenced = bounds.lower.decode()
+        if not (alike if referenced is None else referenced == file.path):
             return False
         return removal.is_vector or not any(
             other[1].file.is_vector and self.in_scope(other, data) for other in self.deletes
@@ -279,9 +279,9 @@ class Situation:
             return True
         kinds = [self.kinds[1][key] for key in removal.equality_ids]
         return any(
-            all(same(kind, row[key], value) for kind, key, value in zip(kinds, removal.equality_ids, one, strict=True))
+            all(same(kind, row[key], value) for kind, key, value in zip(kinds, removal.equality_ids, item, strict=True))
             for row in file.rows
-            for one in removal.keys
+            for item in removal.keys
         )
 
     def java_drops(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
@@ -298,7 +298,7 @@ class Situation:
             if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
-    def _column_drops(self, key: int, gone: ColumnMetrics, held: ColumnMetrics) -> bool:
+    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held: ColumnMetrics) -> bool:
         required = key in self.required
 
         def may_hold_null(of: ColumnMetrics) -> bool:
@@ -307,16 +307,18 @@ class Situation:
         def only_null(of: ColumnMetrics) -> bool:
             return not required and of.nulls is not None and of.nulls == of.values
 
-        if may_hold_null(held) and may_hold_null(gone):
+        if may_hold_null(held) and may_hold_null(column_metrics):
             return False
-        if (only_null(held) and not may_hold_null(gone)) or (only_null(gone) and not may_hold_null(held)):
+        if (only_null(held) and not may_hold_null(column_metrics)) or (
+            only_null(column_metrics) and not may_hold_null(held)
+        ):
             return True
-        if None in (held.lower, held.upper, gone.lower, gone.upper):
+        if None in (held.lower, held.upper, column_metrics.lower, column_metrics.upper):
             return False
         kind = self.kinds[1][key]
-        return value_of(kind, held.lower) > value_of(kind, gone.upper) or value_of(kind, gone.lower) > value_of(
-            kind, held.upper
-        )
+        return value_of(kind, held.lower) > value_of(kind, column_metrics.upper) or value_of(
+            kind, column_metrics.lower
+        ) > value_of(kind, held.upper)
 
 
 def value_of(kind: str, data: bytes | None) -> Any:
@@ -340,21 +342,21 @@ def check(seed: int) -> int:
     names = rows_of(view)
     rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
-    found = index.deletes_for(names[rows])
+    deletes = index.deletes_for(names[rows])
     dropped = 0
-    for row, applying in zip(rows, found, strict=True):
+    for row, applying in zip(rows, deletes, strict=True):
         data = situation.data[row]
         assert list(applying) == sorted(set(applying)), seed
         assert applying == index.deletes_for_file(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
-            where = f"seed {seed}: delete row {number}, data row {row}"
+            context = f"seed {seed}: delete row {number}, data row {row}"
             scope = situation.in_scope(delete, data)
             if number in applying:
-                assert scope, f"{where} is out of scope"
-                assert not situation.java_drops(delete, data), f"{where} is ruled out by statistics"
+                assert scope, f"{context} is out of scope"
+                assert not situation.java_drops(delete, data), f"{context} is ruled out by statistics"
             elif scope:
                 dropped += 1
-                assert not situation.removes(delete, data), f"{where} is missing"
+                assert not situation.removes(delete, data), f"{context} is missing"
     return dropped
 
 
@@ -385,13 +387,13 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
         for snapshot in lake.snapshots.values():
             view = view_of(snapshot.json["manifest-list"])
             index = DeleteIndex(view, metadata.partition_specs, metadata.schemas)
-            found = index.deletes_for(rows_of(view))
-            for file, applying in zip(snapshot.data_files, found, strict=True):
-                named = {snapshot.delete_files[number].name for number in applying}
+            deletes = index.deletes_for(rows_of(view))
+            for file, applying in zip(snapshot.data_files, deletes, strict=True):
+                names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}
-                assert named <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
+                assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 needed = {name for name, delete in allowed.items() if lake.removed(delete, file)}
-                assert needed <= named, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
+                assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 removing += len(needed)
     assert removing > 3 * count
 
@@ -400,9 +402,14 @@ def view_of(manifest_list: str) -> TableView:
     def read(location: str) -> bytes:
         return Path(location.removeprefix("file://")).read_bytes()
 
-    listed = decode_manifest_list(read(manifest_list), manifest_list)
-    data, deletes = ([one for one in listed if one.content == content] for content in (0, 1))
-    blocks = {one.manifest_path: block_of(one.manifest_path, read(one.manifest_path)) for one in listed}
+    listed_manifest_list = decode_manifest_list(read(manifest_list), manifest_list)
+    data, deletes = ([item for item in listed_manifest_list if item.content == content] for content in (0, 1))
+    blocks = {
+        item.manifest_path: block_of(item.manifest_path, read(item.manifest_path)) for item in listed_manifest_list
+    }
     return TableView(
-        data, [blocks[one.manifest_path] for one in data], deletes, [blocks[one.manifest_path] for one in deletes]
+        data,
+        [blocks[item.manifest_path] for item in data],
+        deletes,
+        [blocks[delete.manifest_path] for delete in deletes],
     )

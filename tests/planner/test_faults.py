@@ -61,17 +61,17 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
     table, manifests = filled(tmp_path / "t", per_day=40)
     for victim in (manifests[1], manifests[5]):
         path = path_of(victim)
-        whole = path.read_bytes()
-        marker = whole[-16:]
-        ends = [end for end in range(len(whole)) if whole[:end].endswith(marker)]
+        content = path.read_bytes()
+        marker = content[-16:]
+        ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
         assert len(ends) > 2 or victim.content == 1, "several blocks, so that a cut between two reads as a whole file"
-        rng = random.Random(len(whole))
+        rng = random.Random(len(content))
         async with planning(tmp_path) as planner:
-            for end in {0, 1, 3, 4, 16, len(whole) - 1, *ends, *(rng.randrange(len(whole)) for _ in range(40))}:
-                path.write_bytes(whole[:end])
+            for end in {0, 1, 3, 4, 16, len(content) - 1, *ends, *(rng.randrange(len(content)) for _ in range(40))}:
+                path.write_bytes(content[:end])
                 with pytest.raises(Corrupt, match=path.name):
                     await numbers(planner, table.metadata)
-            path.write_bytes(whole)
+            path.write_bytes(content)
             assert await numbers(planner, table.metadata) == list(range(160)), "nothing broken was kept"
 
 
@@ -79,7 +79,7 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
 async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, which: str) -> None:
     table, _ = filled(tmp_path / "t")
     path = tmp_path / "t" / "metadata" / which
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.unlink()
     async with planning(tmp_path) as planner:
         for _ in range(2):
@@ -87,7 +87,7 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
                 await numbers(planner, table.metadata)
         if which == "m2.avro":
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"
-        path.write_bytes(whole)
+        path.write_bytes(content)
         assert await numbers(planner, table.metadata) == list(range(40))
 
 
@@ -100,16 +100,16 @@ async def _let_go(planner: Planner) -> None:
 
 def planned_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
     """Return the paths of live data files in order, or None if fastavro cannot read the manifests."""
-    found = []
+    results = []
     try:
         for manifest in manifests:
             for entry in fastavro.reader(BytesIO(path_of(manifest).read_bytes())):
                 assert isinstance(entry, dict)
                 if entry["status"] != 2:
-                    found.append(entry["data_file"]["file_path"])
+                    results.append(entry["data_file"]["file_path"])
     except Exception:  # noqa: BLE001  whatever it is that fastavro says of damage, it cannot tell
         return None
-    return found
+    return results
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
@@ -120,29 +120,29 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     table.commit(1, manifests)
     metadata, seen = table.metadata, Counter[str]()
     path = path_of(manifests[1])
-    whole = path.read_bytes()
+    content = path.read_bytes()
     async with planning(tmp_path, plan_memory_bytes=0) as planner:
         for turn in range(150):
-            damaged = bytearray(whole)
-            start = 0 if turn % 3 == 0 else whole.index(whole[-16:])
+            damaged = bytearray(content)
+            start = 0 if turn % 3 == 0 else content.index(content[-16:])
             for _ in range(rng.choice([1, 1, 2, 4])):
-                damaged[rng.randrange(start, len(whole))] ^= 1 << rng.randrange(8)
+                damaged[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged)
-            where = f"seed {seed}, turn {turn}"
+            context = f"seed {seed}, turn {turn}"
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except Corrupt as error:
-                seen["corrupt" if "m1.avro" in error.message else f"{where}: {error.message}"] += 1
+                seen["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
                 continue
             expected = planned_by_fastavro(manifests)
             located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-            found = [block.text("file_path", row) for block, row in located]
+            texts = [block.text("file_path", row) for block, row in located]
             if expected is not None:
-                assert found == expected, where
+                assert texts == expected, context
             seen["as stored"] += 1
             del scan
             await _let_go(planner)
-        path.write_bytes(whole)
+        path.write_bytes(content)
         assert await numbers(planner, metadata) == list(range(30)), f"seed {seed}"
     assert seen["corrupt"] > 0
     assert set(seen) <= {"corrupt", "as stored"}, seen
@@ -153,13 +153,13 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
     manifest = table.manifest("m", range(10), day=1)
     table.commit(1, [manifest])
     path = path_of(manifest)
-    whole = path.read_bytes()
-    spec_id = whole.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
+    content = path.read_bytes()
+    spec_id = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
     async with planning(tmp_path) as planner:
-        path.write_bytes(whole[:spec_id] + b"4" + whole[spec_id + 1 :])
+        path.write_bytes(content[:spec_id] + b"4" + content[spec_id + 1 :])
         with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
             await numbers(planner, table.metadata)
-        path.write_bytes(whole)
+        path.write_bytes(content)
         assert await numbers(planner, table.metadata) == list(range(10))
 
 
@@ -171,36 +171,36 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     table, _ = filled(tmp_path / "t")
     metadata = table.metadata
     path = tmp_path / "t" / "metadata" / "snap-1.avro"
-    whole = path.read_bytes()
-    paths = {one["manifest_path"] for one in fastavro.reader(BytesIO(whole)) if isinstance(one, dict)}
-    seen = Counter[str]()
+    content = path.read_bytes()
+    paths = {item["manifest_path"] for item in fastavro.reader(BytesIO(content)) if isinstance(item, dict)}
+    counts = Counter[str]()
     for turn in range(60):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         if turn % 4 == 0:
             del damaged[rng.randrange(len(damaged)) :]
         else:
-            damaged[rng.randrange(len(whole) // 4, len(whole))] ^= 1 << rng.randrange(8)
+            damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        where = f"seed {seed}, turn {turn}"
+        context = f"seed {seed}, turn {turn}"
         async with planning(tmp_path) as planner:
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except (Corrupt, BadRequest, Forbidden, StorageError) as error:
-                seen[
+                counts[
                     "error"
                     if "anifest" in error.message or ".avro" in error.message or "metadata" in error.message
-                    else f"{where}: {error.message}"
+                    else f"{context}: {error.message}"
                 ] += 1
                 continue
-            listed = [one for one in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(one, dict)]
-            assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(listed), where
-            assert len(listed) in (0, 8), where
+            items = [item for item in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(item, dict)]
+            assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(items), context
+            assert len(items) in (0, 8), context
             # A flip may change a path to that of another file, which is then planned twice, as stored.
-            if {one["manifest_path"] for one in listed} == paths:
-                assert numbers_of(scan) == list(range(40)), where
-            seen["as stored"] += 1
-    assert seen["error"] > 20
-    assert set(seen) <= {"error", "as stored"}, seen
+            if {item["manifest_path"] for item in items} == paths:
+                assert numbers_of(scan) == list(range(40)), context
+            counts["as stored"] += 1
+    assert counts["error"] > 20
+    assert set(counts) <= {"error", "as stored"}, counts
 
 
 async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(tmp_path: Path) -> None:
@@ -211,7 +211,10 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
     for number, (name, content, spec_id, told) in enumerate(lies, start=2):
-        kept = {"content": [one.content for one in manifests], "spec": [one.spec_id for one in manifests]}
+        kept = {
+            "content": [manifest.content for manifest in manifests],
+            "spec": [manifest.spec_id for manifest in manifests],
+        }
         for manifest in manifests:
             if path_of(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
@@ -250,11 +253,11 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
         await append(api, "t", files, snapshot_id=1, manifests=2)
         folder = Path(location.removeprefix("file://")) / "metadata"
-        whole = await api("POST", f"{T}/plan", {})
-        token = whole.json["plan-tasks"][0]
+        whole_api = await api("POST", f"{T}/plan", {})
+        token = whole_api.json["plan-tasks"][0]
         path = folder / "1-1.avro"
-        kept = path.read_bytes()
-        for broken in (None, b"", kept[:50], b"PAR1" + kept):
+        content = path.read_bytes()
+        for broken in (None, b"", content[:50], b"PAR1" + content):
             path.unlink() if broken is None else path.write_bytes(broken)
             for answer in (
                 await api("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 1}}),
@@ -262,14 +265,14 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
                 await api("GET", "/api/v1/tables/db/t/files"),
             ):
                 _is_clean(answer, path.name)
-        path.write_bytes(kept)
+        path.write_bytes(content)
         path = folder / "snap-1.avro"
-        kept = path.read_bytes()
-        for broken in (None, b"", kept[:50]):
+        content = path.read_bytes()
+        for broken in (None, b"", content[:50]):
             path.unlink() if broken is None else path.write_bytes(broken)
             async with running(tmp_path, plan_disk_bytes=0) as other:  # The first planner still has the list in memory.
                 _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
-        path.write_bytes(kept)
+        path.write_bytes(content)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
         assert len(page.json["file-scan-tasks"]) == 4
 
@@ -296,20 +299,20 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         return faulty[0]
 
     async with planning(tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0) as planner:
-        seen = Counter[str]()
+        counts = Counter[str]()
         for _ in range(12):
-            wanted = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
-            plans = [numbers(planner, table.metadata, between(low, high)) for low, high in wanted]
-            for (low, high), found in zip(wanted, await asyncio.gather(*plans, return_exceptions=True), strict=True):
-                if isinstance(found, BaseException):
-                    assert isinstance(found, RetryLater | StorageError), found
-                    assert "injected" in str(found)
-                    seen["failed"] += 1
+            expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
+            plans = [numbers(planner, table.metadata, between(low, high)) for low, high in expected]
+            for (low, high), result in zip(expected, await asyncio.gather(*plans, return_exceptions=True), strict=True):
+                if isinstance(result, BaseException):
+                    assert isinstance(result, RetryLater | StorageError), result
+                    assert "injected" in str(result)
+                    counts["failed"] += 1
                 else:
-                    assert found == list(range(low, high + 1)), f"seed {seed}"
-                    seen["planned"] += 1
+                    assert result == list(range(low, high + 1)), f"seed {seed}"
+                    counts["planned"] += 1
         # A manifest in the disk cache is read from storage only once, and none of these reads may have failed.
-        assert seen["failed"] or seed % 2, f"seed {seed} had only fair weather"
+        assert counts["failed"] or seed % 2, f"seed {seed} had only fair weather"
         faulty[0].rates = {}
         assert await numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
         planner.check_invariants()
@@ -386,8 +389,8 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
         planner._views.budget_bytes = 0
         for turn in range(40):
             low = rng.randrange(200)
-            where = f"seed {seed}, turn {turn}"
-            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), where
+            context = f"seed {seed}, turn {turn}"
+            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), context
             await _let_go(planner)
             files = cached(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):
@@ -412,10 +415,14 @@ async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_p
 
 async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t")
-    given = {"plan_disk_bytes": 8 << 20, "plan_memory_bytes": 1 << 20, "plan_disk_folder": str(tmp_path / "disk" / "b")}
+    options = {
+        "plan_disk_bytes": 8 << 20,
+        "plan_memory_bytes": 1 << 20,
+        "plan_disk_folder": str(tmp_path / "disk" / "b"),
+    }
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
-        async with planning(tmp_path, **given) as planner:
+        async with planning(tmp_path, **options) as planner:
             planner._views.budget_bytes = 0
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
@@ -423,15 +430,15 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"
-        async with planning(tmp_path, **given) as planner:
+        async with planning(tmp_path, **options) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
         decoded = len(manifests)
         async with asyncio.timeout(60):
             while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
-                async with planning(tmp_path, **given) as planner:
+                async with planning(tmp_path, **options) as planner:
                     assert await numbers(planner, table.metadata) == list(range(40))
                     decoded = planner.stats().decoded
         await disk.make_read_only()
         for _ in range(2):
-            async with planning(tmp_path, **given) as planner:
+            async with planning(tmp_path, **options) as planner:
                 assert await numbers(planner, table.metadata) == list(range(40))

@@ -85,12 +85,12 @@ def predicate(rng: random.Random, drawn: Drawn, depth: int = 0) -> tuple[str, st
     if depth < 2 and rng.random() < 0.15:
         one, its = predicate(rng, drawn, depth + 1)
         return f"NOT {one}", f"NOT {its}"
-    column = rng.choice([one for one in drawn.table.columns if one.kind in ASKED_KINDS])
+    column = rng.choice([column for column in drawn.table.columns if column.kind in ASKED_KINDS])
     name, shape = column.name, rng.random()
     if shape < 0.15:
         text = f"({name} IS {rng.choice(['', 'NOT '])}NULL)"
         return text, text
-    values = [literal(column.kind, one) for one in rng.choices(_telling(drawn.pools[name]), k=rng.choice([2, 3, 9]))]
+    values = [literal(column.kind, item) for item in rng.choices(_telling(drawn.pools[name]), k=rng.choice([2, 3, 9]))]
     if shape < 0.4 or column.kind == "boolean":
         return _both(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
     if shape < 0.65:
@@ -107,11 +107,17 @@ def _both(text: str, value: tuple[str, str]) -> tuple[str, str]:
 
 def _telling(values: Sequence[Any]) -> list[Any]:
     """Return the values without those on which clients differ and those that SQL cannot express."""
-    kept = [one for one in values if one == one and not (isinstance(one, float) and (one == 0 or abs(one) > 1e15))]
-    told = [one for one in kept if not (isinstance(one, str) and "\0" in one)]
+    kept_values = [
+        value
+        for value in values
+        if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
+    ]
+    actual = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
     # Trino rounds longer decimals twice, so a plan does not prune by them.
-    short = [one for one in told if not isinstance(one, float) or len(repr(one).lstrip("-0").replace(".", "")) < 16]
-    return short or told or [kept[0] if kept else values[0]]
+    short = [
+        item for item in actual if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
+    ]
+    return short or actual or [kept_values[0] if kept_values else values[0]]
 
 
 async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Drawn], *, fact: bool) -> Drawn:
@@ -134,13 +140,13 @@ async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Dr
     columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
     parts = []
     if fact and drawn.leads and rng.random() < 0.4:
-        source = next(one for one in columns if one.name == "f0")
+        source = next(column for column in columns if column.name == "f0")
         parts = [PartitionField(1000, "p", source.id, "identity")]
     drawn.table = await StarTable.create(api, name, columns, version=version, parts=parts)
     files = _files(rng, drawn, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
     if starts_as != key_kind or rng.random() < 0.5:
         await drawn.table.commit(files)
-        fresh = [Col(one.id, one.name, key_kind if one.name == "k" else one.kind) for one in columns]
+        fresh = [Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns]
         kind = rng.choice(ASKED_KINDS)
         pools["new"] = pool(rng, kind, 5)
         default = rng.choice(_telling(pools["new"])) if version == 3 and rng.random() < 0.7 else None
@@ -156,28 +162,29 @@ async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Dr
 
 def _fitting(kind: str, values: Sequence[Any]) -> list[Any]:
     if kind == "int":
-        return [one for one in values if abs(one) < 2**31]
+        return [value for value in values if abs(value) < 2**31]
     if kind in ("decimal(9, 2)", "decimal(20, 2)"):
-        return [one for one in values if abs(one) < 10 ** int(kind[8:].split(",")[0])]
+        return [value for value in values if abs(value) < 10 ** int(kind[8:].split(",")[0])]
     return list(values)
 
 
 def _files(rng: random.Random, drawn: Drawn, count: int) -> list[DataFile]:
-    made = []
+    results = []
     for _ in range(count):
         nulls = rng.choice([0.0, 0.05, 0.3, 1.0])
         rows = [_row(rng, drawn, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
         for part in drawn.table.parts:
-            name = next(one.name for one in drawn.table.columns if one.id == part.source)
+            name = next(column.name for column in drawn.table.columns if column.id == part.source)
             for row in rows:
                 row[name] = rows[0][name]
-        made.append(drawn.table.file(rows, rng=rng))
-    return made
+        results.append(drawn.table.file(rows, rng=rng))
+    return results
 
 
 def _row(rng: random.Random, drawn: Drawn, nulls: float) -> Row:
     return {
-        one.name: None if rng.random() < nulls else rng.choice(drawn.pools[one.name]) for one in drawn.table.columns
+        column.name: None if rng.random() < nulls else rng.choice(drawn.pools[column.name])
+        for column in drawn.table.columns
     }
 
 
@@ -186,11 +193,11 @@ async def delete_some(rng: random.Random, drawn: Drawn) -> None:
     if table.version > 2 or not table.data:
         return
     chosen = rng.sample(table.data, min(2, len(table.data)))
-    listed = [
-        table.position_deletes(one, rng.sample(range(one.record_count), rng.randint(1, one.record_count)))
-        for one in chosen
+    position_deletes = [
+        table.position_deletes(item, rng.sample(range(item.record_count), rng.randint(1, item.record_count)))
+        for item in chosen
     ]
-    await table.commit(deletes=listed)
+    await table.commit(deletes=position_deletes)
 
 
 def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
@@ -206,8 +213,8 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
         if at not in table.gone.get(file.path, set())
     ]
     columns = {"file": pa.array([number for number, _ in live], pa.int64())}
-    for one in table.columns:
-        columns[one.name] = _oracles(one.kind, [row[one.name] for _, row in live])
+    for column in table.columns:
+        columns[column.name] = _oracles(column.kind, [row[column.name] for _, row in live])
     arrow = pa.table(columns)
     con.register("arrow", arrow)
     con.execute(f"CREATE OR REPLACE TABLE {table.name} AS SELECT * FROM arrow")
@@ -216,14 +223,14 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
 def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
     name = base(kind)
     if name in ("string", "uuid", "fixed", "binary"):
-        spelled = [one.encode() if isinstance(one, str) else one for one in values]
-        return pa.array([None if one is None else one.hex() for one in spelled], pa.string())
+        spelled = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array([None if item is None else item.hex() for item in spelled], pa.string())
     if name == "decimal":
         return pa.array(values, pa.decimal128(38, 0))
     return pa.array(values, {"boolean": pa.bool_(), "double": pa.float64()}.get(name, pa.int64()))
 
 
-def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[list[dict[str, Any]], list[str], bool]:
+def draw_joins(rng: random.Random, drawn: Drawn, counts: Counter[str]) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
     asked, told, exact = [], [], True
     for lead, other in drawn.leads.items():
@@ -233,7 +240,7 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
         if lead in drawn.also and rng.random() < 0.6:
             on[drawn.also[lead]] = "also"
             exact = False
-            seen["joins on two columns"] += 1
+            counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": on}
         conditions = [f"{drawn.table.name}.{mine} = {name}.{its}" for mine, its in on.items()]
         if rng.random() < 0.8:
@@ -244,12 +251,12 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
             join["likes"] = likes
             conditions.append(condition)
             exact = exact and sure
-            seen["joins with LIKE"] += 1
-        nested, further, whole = draw_joins(rng, other, seen)
+            counts["joins with LIKE"] += 1
+        nested, further, whole = draw_joins(rng, other, counts)
         if nested:
             join["joins"] = nested
             conditions += further
-            seen["snowflakes"] += 1
+            counts["snowflakes"] += 1
         asked.append(join)
         told.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
         exact = exact and whole
@@ -258,14 +265,14 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
 
 def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, Any]]], str, bool]:
     """Return LIKE predicates on the table's texts, DuckDB's form of them, and whether a plan is exact."""
-    texts = [one.name for one in drawn.table.columns if one.kind == "string"]
+    texts = [column.name for column in drawn.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, exact = [], True
     for _ in range(rng.choice([0, 1, 1, 2]) if texts else 0):
         either, spelled = [], []
         for _ in range(rng.choice([1, 1, 2])):
             name = rng.choice(texts)
-            value = str(rng.choice([one for one in drawn.pools[name] if isinstance(one, str)] or ["a"]))
+            value = str(rng.choice([pool for pool in drawn.pools[name] if isinstance(pool, str)] or ["a"]))
             part = value[: rng.randint(0, 3)].replace("\x00", "")
             pattern = (
                 rng.choice(["", "%", "_"]) + part.replace("%", "#%").replace("_", "#_") + rng.choice(["", "%", "_%"])
@@ -287,7 +294,7 @@ def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, An
     return likes, " AND ".join(conditions), exact
 
 
-async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
+async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
     few = rng.choice([0, 2, 200])
     monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", few)
@@ -302,8 +309,8 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
     fact = await draw_table(rng, api, f"s{seed}", dims, fact=True)
     deleted = rng.random() < 0.4
     if deleted:
-        for one in (*outer, *dims, fact):
-            await delete_some(rng, one)
+        for item in (*outer, *dims, fact):
+            await delete_some(rng, item)
     indexing, described = rng.choice(["none", "some", "all", "all"]), True
     for column in fact.table.columns if fact.table.data and indexing != "none" else ():
         if indexing == "all" or rng.random() < 0.5:
@@ -312,40 +319,40 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
             if covered:
                 described &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered)
     con = duckdb.connect()
-    for one in (*outer, *dims, fact):
-        into_duckdb(con, one)
+    for item in (*outer, *dims, fact):
+        into_duckdb(con, item)
     for number in range(PLANS):
-        what = f"seed {seed}, plan {number}"
-        joins, conditions, exact = draw_joins(rng, fact, seen)
+        context = f"seed {seed}, plan {number}"
+        joins, conditions, exact = draw_joins(rng, fact, counts)
         body: dict[str, Any] = {"joins": joins, "files": True}
         if rng.random() < 0.4:
             body["where"], condition = predicate(rng, fact)
             conditions.append(condition)
         answer = await api("POST", f"/api/v1/tables/db/{fact.table.name}/explain", body)
-        assert answer.status == 200, f"{what}: {answer.raw!r}"
+        assert answer.status == 200, f"{context}: {answer.raw!r}"
         query = f"SELECT DISTINCT file FROM {fact.table.name} WHERE {' AND '.join(conditions or ['true'])}"
-        wanted = {file for (file,) in con.execute(query).fetchall()}
+        expected = {file for (file,) in con.execute(query).fetchall()}
         paths = {file.path: place for place, file in enumerate(fact.table.data)}
-        kept = {paths[one["file-path"]] for one in answer.json["kept"]}
-        assert wanted <= kept, f"{what}: {wanted - kept} are lost\n{body}\n{query}\n{answer.json['joins']}"
+        kept = {paths[item["file-path"]] for item in answer.json["kept"]}
+        assert expected <= kept, f"{context}: {expected - kept} are lost\n{body}\n{query}\n{answer.json['joins']}"
         told = answer.json.get("joins", [])
-        assert all(one["used"] for one in told), f"{what}: {told}"
+        assert all(item["used"] for item in told), f"{context}: {told}"
         if indexing == "all" and described and exact and not deleted and answer.json["complete"]:
-            assert kept == wanted, f"{what}: {kept - wanted} are kept\n{body}\n{query}\n{answer.json['stages']}"
-            seen["exact"] += 1
-        seen["plans"] += 1
-        seen["joins"] += len(told)
-        seen["kept"] += len(kept)
-        seen["wanted"] += len(wanted)
-        seen["files"] += len(paths)
+            assert kept == expected, f"{context}: {kept - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
+            counts["exact"] += 1
+        counts["plans"] += 1
+        counts["joins"] += len(told)
+        counts["kept"] += len(kept)
+        counts["wanted"] += len(expected)
+        counts["files"] += len(paths)
 
 
 async def campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     async with running(folder) as server:
         for seed in chosen:
-            await one_star(seed, Api(server), monkeypatch, seen)
-    return seen
+            await one_star(seed, Api(server), monkeypatch, counts)
+    return counts
 
 
 @pytest.mark.parametrize("numbers", [range(11, 20), pytest.param(range(25), marks=pytest.mark.slow)], ids=["9", "25"])
@@ -353,15 +360,19 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    seen = await campaign(seeds(numbers), tmp_path, monkeypatch)
-    assert seen["kept"] < seen["files"], seen
+    seen_campaign = await campaign(seeds(numbers), tmp_path, monkeypatch)
+    assert seen_campaign["kept"] < seen_campaign["files"], seen_campaign
     if "JOIN_SEEDS" not in os.environ:
         assert (
             min(
-                seen["exact"], seen["snowflakes"], seen["joins on two columns"], seen["wanted"], seen["joins with LIKE"]
+                seen_campaign["exact"],
+                seen_campaign["snowflakes"],
+                seen_campaign["joins on two columns"],
+                seen_campaign["wanted"],
+                seen_campaign["joins with LIKE"],
             )
             > 5
-        ), seen
+        ), seen_campaign
 
 
 @pytest.mark.slow

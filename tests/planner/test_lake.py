@@ -34,10 +34,10 @@ def partitioned_by_fixed(lake: Lake) -> bool:
 
 
 def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: list[Lake], java: JavaPlanner) -> None:
-    asked = [(lake, snapshot) for lake in lakes for snapshot in lake.snapshots.values()]
-    answers = java.plan([PlanRequest(lake.metadata_location, "true", snapshot.id) for lake, snapshot in asked])
-    seen: Counter[str] = Counter()
-    for (lake, snapshot), answer in zip(asked, answers, strict=True):
+    queries = [(lake, snapshot) for lake in lakes for snapshot in lake.snapshots.values()]
+    answers = java.plan([PlanRequest(lake.metadata_location, "true", snapshot.id) for lake, snapshot in queries])
+    counts: Counter[str] = Counter()
+    for (lake, snapshot), answer in zip(queries, answers, strict=True):
         if answer.error is not None:
             assert partitioned_by_fixed(lake), f"seed {lake.seed}: {answer.error}"
             continue
@@ -45,13 +45,13 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
             ours = lake.applicable(snapshot, file)
-            named = answer.tasks[file.path].deletes
-            assert named <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
+            deletes = answer.tasks[file.path].deletes
+            assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
             hitting = {delete.name for delete in ours if lake.removed(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
-                assert hitting <= named, f"seed {lake.seed} {file.path}"
-            seen.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
-    assert min(seen[kind] for kind in ("vector", "content 1", "content 2")) > 5
+                assert hitting <= deletes, f"seed {lake.seed} {file.path}"
+            counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
+    assert min(counts[kind] for kind in ("vector", "content 1", "content 2")) > 5
 
 
 def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> None:
@@ -63,43 +63,43 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
         for snapshot in lake.snapshots.values():
             if any(delete.content == EQUALITY_DELETES for delete in snapshot.delete_files):
                 continue  # PyIceberg refuses to plan with equality deletes.
-            found = {task.file.file_path for task in table.scan(snapshot_id=snapshot.id).plan_files()}
-            assert found == {file.path for file in snapshot.data_files if file.record_count}, f"seed {lake.seed}"
+            file_paths = {task.file.file_path for task in table.scan(snapshot_id=snapshot.id).plan_files()}
+            assert file_paths == {file.path for file in snapshot.data_files if file.record_count}, f"seed {lake.seed}"
             read += 1
     assert read > 20
 
 
 def judge_java(case: Case, answer: Planned) -> Counter[str]:
     """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     if answer.error is not None:
         return Counter(["refused"])
     trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
-        wanted = case.matching(file, case.filter, ORDERED)
-        assert wanted == case.matching(file, case.java_filter, ORDERED), f"two forms, two meanings: {case}"
-        seen["dropped" if file.path not in answer.tasks else "kept"] += 1
+        expected = case.matching(file, case.filter, ORDERED)
+        assert expected == case.matching(file, case.java_filter, ORDERED), f"two forms, two meanings: {case}"
+        counts["dropped" if file.path not in answer.tasks else "kept"] += 1
         if not trusted:
             continue
         if file.path not in answer.tasks:
-            assert not any(wanted), f"Java drops {file.path}, which holds a match: {case}"
+            assert not any(expected), f"Java drops {file.path}, which holds a match: {case}"
             continue
         if any(value is None or value != value for value in file.partition):
             continue  # Java's residuals treat null as the least value, and NaN as the greatest.
         residual = answer.tasks[file.path].residual
-        assert case.matching(file, residual, ORDERED) == wanted, f"residual {residual} of {file.path}: {case}"
-    return seen
+        assert case.matching(file, residual, ORDERED) == expected, f"residual {residual} of {file.path}: {case}"
+    return counts
 
 
 def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
-    drawn = [case for seed in range(1000, 1000 + LAKES) for case in cases(seed, tmp_path, 6)]
-    answers = java.plan([case.java_request() for case in drawn])
-    seen: Counter[str] = Counter()
-    for case, answer in zip(drawn, answers, strict=True):
-        seen += judge_java(case, answer)
-    assert seen["dropped"] > 300
-    assert seen["kept"] > 300
-    assert seen["refused"] < len(drawn) / 6
+    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in cases(seed, tmp_path, 6)]
+    answers = java.plan([case.java_request() for case in random_cases])
+    counts: Counter[str] = Counter()
+    for case, answer in zip(random_cases, answers, strict=True):
+        counts += judge_java(case, answer)
+    assert counts["dropped"] > 300
+    assert counts["kept"] > 300
+    assert counts["refused"] < len(random_cases) / 6
 
 
 def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:

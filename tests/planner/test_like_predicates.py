@@ -34,10 +34,10 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
     texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # The text is longer than a key.
     array = pa.chunked_array([pa.array(texts, pa.string())])
     column = FileColumn.from_array(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
-    stored = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
+    table = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
     excluded = 0
     with duckdb.connect() as con:
-        con.register("t", stored)
+        con.register("t", table)
         for _ in range(60):
             function, negated = rng.choice([None, None, "lower", "upper"]), rng.random() < 0.4
             predicate = LikePredicate("c", drawn_pattern(rng), "#", function, negated)
@@ -46,15 +46,15 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
             rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
             expected = np.zeros(len(texts), dtype=np.bool_)
             expected[[row for (row,) in rows]] = True
-            kept = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
-            assert kept is not None
+            kept_rows_like = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
+            assert kept_rows_like is not None
             sure = np.array(
-                [one is None or (len(one) <= 1000 and (function is None or one.isascii())) for one in texts],
+                [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
                 dtype=np.bool_,
             )
-            assert not (expected & ~kept).any(), (predicate, texts)
-            assert (kept == expected)[sure].all(), (predicate, texts)
-            excluded += int((~kept).sum())
+            assert not (expected & ~kept_rows_like).any(), (predicate, texts)
+            assert (kept_rows_like == expected)[sure].all(), (predicate, texts)
+            excluded += int((~kept_rows_like).sum())
     assert excluded or len(texts) < 10
 
 
@@ -63,12 +63,12 @@ def test_any_predicate_of_a_list_suffices_and_every_list_must_match() -> None:
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
     assert rows_like([], columns) is None
-    found = [
+    results = [
         rows_like([(likes["%b%"], likes["%c%"])], columns),
         rows_like([(likes["%b%"],), (likes["%c%"],)], columns),
         rows_like([(likes["_b"],)], columns),
     ]
-    assert [list(map(bool, one)) for one in found if one is not None] == [
+    assert [list(map(bool, result)) for result in results if result is not None] == [
         [True, True, True, False],
         [False, False, True, False],
         [True, False, False, False],

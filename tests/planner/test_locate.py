@@ -80,11 +80,11 @@ def test_hash_lookup_compares_both_halves() -> None:
     rng = np.random.default_rng(3)
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
     there = set(zip(high.tolist(), low.tolist(), strict=True))
-    asked = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
-    found = HashSet(high, low).has(asked[0], asked[1]).tolist()
-    assert found == [pair in there for pair in zip(*asked.tolist(), strict=True)]
+    query = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
+    result = HashSet(high, low).has(query[0], query[1]).tolist()
+    assert result == [pair in there for pair in zip(*query.tolist(), strict=True)]
     none = np.empty(0, dtype=np.uint64)
-    assert not HashSet(none, none).has(asked[0], asked[1]).any()
+    assert not HashSet(none, none).has(query[0], query[1]).any()
 
 
 @pytest.fixture
@@ -170,10 +170,10 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     fresh = await ask(stored.api, [1], index="keys")
     assert fresh["undecided"] == 0, "what was read once is kept"
-    one = stored.position_deletes([(paths[0], 21)], named=True)
-    await stored.commit(deletes=[one])
+    position_deletes = stored.position_deletes([(paths[0], 21)], named=True)
+    await stored.commit(deletes=[position_deletes])
     doubtful = await ask(stored.api, [1], index="keys")
     assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}
-    assert doubtful["problems"][0]["file-path"] == one.path
+    assert doubtful["problems"][0]["file-path"] == position_deletes.path
     monkeypatch.setattr(deleted, "DELETES_LIMIT_BYTES", 0)
     assert (await ask(stored.api, [1], index="keys"))["undecided"] == 40

@@ -64,15 +64,15 @@ async def a_planner(folder: Path) -> AsyncIterator[Planner]:
 async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
     """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
-    made = []
+    results = []
     for snapshot in lake.snapshots.values():
         view = await planner.view(metadata, ScanRequest(snapshot_id=snapshot.id))
-        made.append((metadata, snapshot, view))
-    return made
+        results.append((metadata, snapshot, view))
+    return results
 
 
-def paths(found: FoundFiles) -> list[str]:
-    return [(path or b"").decode() for path in found.texts("file_path").values()]
+def paths(found_files: FoundFiles) -> list[str]:
+    return [(path or b"").decode() for path in found_files.texts("file_path").values()]
 
 
 # Prefixes
@@ -90,35 +90,35 @@ def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     chosen = [at for at in range(len(fields)) if rng.random() < 0.6]
-    other = rng.choice([one for one in files if one.spec_id == file.spec_id])
+    other = rng.choice([item for item in files if item.spec_id == file.spec_id])
     return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
 
 
 def expected(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
     ids = {name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in wanted}
-    found = []
+    results = []
     for file in files:
         fields = lake.specs[file.spec_id]
         at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in wanted}
         if all(at[name] is not None and alike(file.partition[at[name] or 0], value) for name, value in wanted.items()):
-            found.append(file.path)
-    return found
+            results.append(file.path)
+    return results
 
 
 def written(lake: Lake, wanted: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
-    made: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in wanted.items():
-        part = next(one for fields in lake.specs.values() for one in fields if one.name == name)
+        part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
         kind = partitioning.result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            made[name] = None if value is None else "NaN"
+            document[name] = None if value is None else "NaN"
         else:
-            made[name] = render(kind, value, "spec")
-    return json.dumps(made)
+            document[name] = render(kind, value, "spec")
+    return json.dumps(document)
 
 
-async def judge_prefixes(seed: int, folder: Path, planner: Planner, seen: Counter[str]) -> None:
+async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
     lake = random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for metadata, snapshot, view in await views(lake, planner):
@@ -130,12 +130,12 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, seen: Counte
             for _ in range(6 if files else 0):
                 wanted = drawn_prefix(rng, lake, files)
                 text = written(lake, wanted)
-                told = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
-                found = lookup(of, parse_prefix(text, metadata))
-                assert paths(found) == expected(lake, wanted, files), told
-                assert paths(files_at(of, found.entry_ids())) == paths(found), told
-                seen["prefixes"] += 1
-                seen["narrowing"] += 0 < found.files < len(files)
+                context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
+                lookup_result = lookup(of, parse_prefix(text, metadata))
+                assert paths(lookup_result) == expected(lake, wanted, files), context
+                assert paths(files_at(of, lookup_result.entry_ids())) == paths(lookup_result), context
+                counts["prefixes"] += 1
+                counts["narrowing"] += 0 < lookup_result.files < len(files)
 
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_pa
 
 @pytest.mark.slow
 async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_path: Path) -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     async with a_planner(tmp_path) as planner:
         for seed in range(1000, 1600):
-            await judge_prefixes(seed, tmp_path, planner, seen)
+            await judge_prefixes(seed, tmp_path, planner, counts)
 
 
 # Columns
@@ -163,45 +163,45 @@ def stats_value(kind: str, found: Any, at: int) -> Any:
     if isinstance(found, Strings):
         raw = found.values()[at]
         return None if raw is None else value_of(Form.STRINGS, kind, raw)
-    one = found[at].item()
-    if isinstance(one, float):
-        return None if math.isnan(one) else one
-    return None if one == MISSING else value_of(Form.INTEGERS, kind, one)
+    item = found[at].item()
+    if isinstance(item, float):
+        return None if math.isnan(item) else item
+    return None if item == MISSING else value_of(Form.INTEGERS, kind, item)
 
 
 async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[str]) -> None:
     """Compare with the blocks row by row; tests/index/ compares blocks with manifests."""
     lake = random_lake(seed, folder / str(seed))
     for _, snapshot, view in await views(lake, planner):
-        found = lookup(view)
+        lookup_result = lookup(view)
         files = snapshot.data_files
-        assert found.longs("record_count").tolist() == [file.record_count for file in files]
-        assert found.longs("file_size_in_bytes").tolist() == [file.size for file in files]
-        assert found.sequence_numbers().tolist() == [file.sequence for file in files]
-        assert found.snapshot_ids().tolist() == [file.snapshot_id for file in files]
+        assert lookup_result.longs("record_count").tolist() == [file.record_count for file in files]
+        assert lookup_result.longs("file_size_in_bytes").tolist() == [file.size for file in files]
+        assert lookup_result.sequence_numbers().tolist() == [file.sequence for file in files]
+        assert lookup_result.snapshot_ids().tolist() == [file.snapshot_id for file in files]
         for column in lake.schema.leaves().values():
-            stats = found.stats(RequestedColumn(column.id, column.kind))
+            stats = lookup_result.stats(RequestedColumn(column.id, column.kind))
             counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
             sides = {side: stats.bounds(side) for side in ("lower", "upper")}
             for at, file in enumerate(files):
                 known = file.metrics.get(column.id)
-                told = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
-                wanted = [None] * 3 if known is None else [known.values, known.nulls, known.nans]
-                assert [None if one[at] == MISSING else one[at] for one in counts] == wanted, told
-                block, row = view.locate(int(found.entry_ids()[at]))
+                context = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
+                expected = [None] * 3 if known is None else [known.values, known.nulls, known.nans]
+                assert [None if count[at] == MISSING else count[at] for count in counts] == expected, context
+                block, row = view.locate(int(lookup_result.entry_ids()[at]))
                 for side, bounds in sides.items():
                     bound = block.bound(side, column.id, row)
-                    assert alike(stats_value(column.kind, bounds, at), bound), f"{told}: {side}"
+                    assert alike(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
                     seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
 async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     async with a_planner(tmp_path) as planner:
         for seed in range(100, 100 + examples(60, 20)):
-            await judge_stats(seed, tmp_path, planner, seen)
+            await judge_stats(seed, tmp_path, planner, counts)
     for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
-        assert seen[f"{kind} bounds"] > 0, kind
+        assert counts[f"{kind} bounds"] > 0, kind
 
 
 async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
             for _, _, view in await views(lake, planner):
                 whole = lookup(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(whole.files)])
-                found = files_at(view, whole.entry_ids()[picked])
-                assert paths(found) == [paths(whole)[at] for at in picked]
-                start, end = sorted(rng.randint(0, found.files + 2) for _ in range(2))
-                assert paths(found.part(start, end)) == paths(found)[start:end]
-                assert found.part(start, end).entry_ids().tolist() == found.entry_ids()[start:end].tolist()
+                files = files_at(view, whole.entry_ids()[picked])
+                assert paths(files) == [paths(whole)[at] for at in picked]
+                start, end = sorted(rng.randint(0, files.files + 2) for _ in range(2))
+                assert paths(files.part(start, end)) == paths(files)[start:end]
+                assert files.part(start, end).entry_ids().tolist() == files.entry_ids()[start:end].tolist()
 
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
         for seed in range(200, 200 + examples(40, 12)):
             lake = random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await views(lake, planner):
-                found = lookup(view)
-                within = group_by_partition(found)
+                lookup_result = lookup(view)
+                within = group_by_partition(lookup_result)
                 records: dict[tuple[object, ...], int] = {}
                 for file in snapshot.data_files:
                     records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
-                assert within.sums(found.longs("record_count")) == list(records.values()), f"seed {seed}"
+                assert within.sums(lookup_result.longs("record_count")) == list(records.values()), f"seed {seed}"
                 assert [partition.spec_id for partition in within.partitions] == [key[0] for key in records]
 
 
@@ -258,9 +258,11 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
         path.write_bytes(data)
         blocks.append(Block(b"".join(encode_block(decode_manifest(data, path.as_uri())))))
         counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
-        listed = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
-        manifests.append(listed)
-    listing = list_bytes([(one, None) for one in manifests], version=2, style=style, header={"format-version": "2"})
+        manifest = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
+        manifests.append(manifest)
+    listing = list_bytes(
+        [(manifest, None) for manifest in manifests], version=2, style=style, header={"format-version": "2"}
+    )
     return TableView(decode_manifest_list(listing, "file:///list"), blocks)
 
 
@@ -285,15 +287,15 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
     view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted is None else wanted * day_us})
-    found = lookup(view, parse_prefix(text, of_one_column(metadata, "timestamp")))
+    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, "timestamp")))
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
-    assert paths(found) == expected
-    stored = [
-        group_by_partition(found).partitions[number].fields[0].value
-        for number in group_by_partition(found).numbers.tolist()
+    assert paths(lookup_result) == expected
+    values = [
+        group_by_partition(lookup_result).partitions[number].fields[0].value
+        for number in group_by_partition(lookup_result).numbers.tolist()
     ]
-    assert set(stored) <= {wanted, None if wanted is None else wanted * day_us}
+    assert set(values) <= {wanted, None if wanted is None else wanted * day_us}
 
 
 @pytest.mark.parametrize(
@@ -311,8 +313,8 @@ def test_promoted_partition_value_equals_the_original_value(
     other = values[0] + 3
     view = a_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    found = lookup(view, parse_prefix(text, of_one_column(metadata, kinds[1])))
-    assert paths(found) == ["0-0", "1-1"]
+    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, kinds[1])))
+    assert paths(lookup_result) == ["0-0", "1-1"]
 
 
 # Invalid prefixes
@@ -347,7 +349,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         [{"field-id": i, "name": n, "source-id": s, "transform": t} for i, n, s, t in chosen]
         for chosen in (parts, [part for part in parts if part[1] != "bucket"])
     ]
-    made = {
+    document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -368,7 +370,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(made).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
 
 
 @pytest.mark.parametrize(
@@ -393,9 +395,9 @@ def metadata(tmp_path: Path) -> TableMetadata:
     ],
 )
 def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         parse_prefix(text, metadata)
-    assert told in refused.value.message
+    assert told in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,14 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.GT: lambda: max(there) > literal,
         Op.GT_EQ: lambda: max(there) >= literal,
         Op.EQ: lambda: min(there) <= literal <= max(there),
-        Op.IN: lambda: any(min(there) <= one <= max(there) for one in (literal, other)),
+        Op.IN: lambda: any(min(there) <= item <= max(there) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in within.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        found = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert found == (bool(there) and allowed()), op
+        result = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
+        assert result == (bool(there) and allowed()), op
 
 
 def of(kind: str, op: Op, *values: Any) -> Bound:
@@ -163,8 +163,8 @@ def test_unreadable_bounds_prune_nothing(
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = of("string", Op.EQ, "zzz")
-    told = [FieldSummary(False, None, b"a", b"b")]
-    listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
+    actual = [FieldSummary(False, None, b"a", b"b")]
+    listed = [manifest(None), manifest(()), manifest(actual, spec_id=4), manifest(actual)]
     assert ManifestSummaries(listed).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
@@ -205,8 +205,8 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     place = len(KINDS) - 1 - (field - 1000)
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
     for literal, kept in (("a", [0]), ("c", [])):
-        asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: asked}, [SPEC, turned]) == kept
+        bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
+        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned]) == kept
 
 
 def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,28 +220,28 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(manifests, "key_of", counted)
     bounds = [to_bytes("long", value) for value in range(201)]
-    listed = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
-    asked = of("long", Op.IN, *range(1, 1000, 4))
-    found = ManifestSummaries(listed).find_needed({3: asked}, [SPEC_OF_ONE])
-    assert found == [low for low in range(200) if low % 4 in (0, 1)]
-    assert made == len(asked.values) + 2 * len(listed)
+    listed_manifests = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
+    query = of("long", Op.IN, *range(1, 1000, 4))
+    result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
+    assert result == [low for low in range(200) if low % 4 in (0, 1)]
+    assert made == len(query.values) + 2 * len(listed_manifests)
 
 
 async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    needed = ManifestSummaries.find_needed
+    find_needed = ManifestSummaries.find_needed
 
-    def watched(*asked: Any) -> list[int]:
+    def watched(*args: Any) -> list[int]:
         threads.append(threading.current_thread())
-        return needed(*asked)
+        return find_needed(*args)
 
     monkeypatch.setattr(ManifestSummaries, "find_needed", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with planning(tmp_path) as opened:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
-            asked = {"type": "in", "term": "day", "values": list(days)}
-            assert await numbers(opened, table.metadata, asked) == [day for day in range(4) if day in days]
+            filter_json = {"type": "in", "term": "day", "values": list(days)}
+            assert await numbers(opened, table.metadata, filter_json) == [day for day in range(4) if day in days]
             assert [thread is threading.main_thread() for thread in threads] == [on_loop]
             threads.clear()

@@ -89,19 +89,19 @@ def matches(bound: Bound, value: Any, *, java: bool) -> bool:
 
 def asked(kind: str) -> list[Bound]:
     literals = [value for value in VALUES[kind] if value == value and value not in (math.inf, -math.inf)]
-    found = [predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
+    predicates = [predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
     if kind in ("float", "double"):
-        found += [predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
+        predicates += [predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
     ordered = [] if kind in ("uuid", "boolean") else ORDERED
-    found += [predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
+    predicates += [predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
     chosen = random.Random(kind)
     for op in SETS * 6:
         some = chosen.sample(literals, min(len(literals), chosen.randint(2, 4)))
         if len(set(some)) == len(some):
-            found.append(predicate(op, kind, *sorted(some)))
+            predicates.append(predicate(op, kind, *sorted(some)))
     if kind == "string":
-        found += [predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals]
-    return found
+        predicates += [predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals]
+    return predicates
 
 
 def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
@@ -138,8 +138,8 @@ def test_value_outside_a_narrower_key_type_decides_nothing() -> None:
 
 
 def test_literal_of_a_promoted_type_finds_keys_of_the_older_type() -> None:
-    stored = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
+    keys = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
     ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None
-    assert stored.codes is not None
-    assert [ranges.contains(int(code)) for code in stored.codes] == [False, True]
+    assert keys.codes is not None
+    assert [ranges.contains(int(code)) for code in keys.codes] == [False, True]

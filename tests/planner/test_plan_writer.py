@@ -78,11 +78,11 @@ async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str
     metadata = json.loads(Path(at.removeprefix("file://")).read_bytes())
     assert decode_table(made.files[-1][1], at) == made.metadata, note
     (snapshot,) = metadata["snapshots"]
-    known = case.snapshot.json
-    assert {**snapshot, "manifest-list": None} == {**known, "manifest-list": None}, note
+    known_json = case.snapshot.json
+    assert {**snapshot, "manifest-list": None} == {**known_json, "manifest-list": None}, note
     assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
     assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
-    was, now = listed(known["manifest-list"]), listed(snapshot["manifest-list"])
+    was, now = listed(known_json["manifest-list"]), listed(snapshot["manifest-list"])
     deletes = [row for row in was if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
     same = {row["path"]: row for row in was}
@@ -100,18 +100,18 @@ async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
         assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
     assert_truth(case.snapshot, found, note)
-    seen = Counter(["case", f"version {case.lake.version}"])
-    seen["whole"], seen["anew"], seen["deletes"] = len(kept.whole), kept.entries, len(deletes)
-    seen["empty"] = int(not paths)
-    seen["of several specs"] = int(len(fresh) > 1)
-    return at, paths, seen
+    counts = Counter(["case", f"version {case.lake.version}"])
+    counts["whole"], counts["anew"], counts["deletes"] = len(kept.whole), kept.entries, len(deletes)
+    counts["empty"] = int(not paths)
+    counts["of several specs"] = int(len(fresh) > 1)
+    return at, paths, counts
 
 
-def assert_truth(snapshot: KnownSnapshot, found: dict[str, Record], note: str) -> None:
+def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str) -> None:
     """Compare with the facts recorded when the lake was made."""
-    known: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
-    for path, entry in found.items():
-        file = known[path]
+    data_files: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
+    for path, entry in records.items():
+        file = data_files[path]
         assert (entry["sequence_number"], entry["snapshot_id"]) == (file.sequence, file.snapshot_id), f"{path}\n{note}"
         assert entry["record_count"] == file.record_count, f"{path}\n{note}"
 
@@ -124,51 +124,53 @@ def judge_java(case: Case, paths: set[str], table: Planned, plan: Planned) -> bo
     if table.error is not None:
         return False
     assert plan.error is None, f"{plan.error}\n{case}"
-    wanted = {path: task for path, task in table.tasks.items() if path in paths}
+    expected = {path: task for path, task in table.tasks.items() if path in paths}
     # Java orders bounds of UUIDs differently, and skips manifests that it should read.
     uuids = any(column.kind == "uuid" for column in case.lake.all_columns.values())
-    found = {path: task for path, task in plan.tasks.items() if not uuids or path in wanted}
-    assert found == wanted, f"{case}"
+    results = {path: task for path, task in plan.tasks.items() if not uuids or path in expected}
+    assert results == expected, f"{case}"
     return True
 
 
 async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         tables = Tables(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
         for seed in chosen:
-            drawn = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
-            made = [await judged(tables, case) for case in drawn]
-            asked = []
-            for case, (at, _, told) in zip(drawn, made, strict=True):
-                seen += told
+            random_cases = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
+            results = [await judged(tables, case) for case in random_cases]
+            queries = []
+            for case, (at, _, told) in zip(random_cases, results, strict=True):
+                counts += told
                 request = asking(case.java_request(), snapshot_id=case.snapshot.id)
-                asked += [request, asking(request, metadata=at)]
-            answers = java.plan(asked)
-            for case, (_, paths, _), table, plan in zip(drawn, made, answers[::2], answers[1::2], strict=True):
-                seen["planned by java"] += judge_java(case, paths, table, plan)
-    return seen
+                queries += [request, asking(request, metadata=at)]
+            answers = java.plan(queries)
+            for case, (_, paths, _), table, plan in zip(
+                random_cases, results, answers[::2], answers[1::2], strict=True
+            ):
+                counts["planned by java"] += judge_java(case, paths, table, plan)
+    return counts
 
 
-def asking(request: PlanRequest, **given: Any) -> PlanRequest:
-    return PlanRequest(**{**request.__dict__, **given})
+def asking(request: PlanRequest, **options: Any) -> PlanRequest:
+    return PlanRequest(**{**request.__dict__, **options})
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    seen = await campaign(seeds(range(35)), 8, tmp_path, java)
-    print(dict(seen))
-    assert seen["planned by java"] > 0.8 * seen["case"]
-    assert min(seen[f"version {version}"] for version in (1, 2, 3)) > 20
-    assert min(seen[what] for what in ("whole", "anew", "deletes", "empty")) > 20
+    seen_campaign = await campaign(seeds(range(35)), 8, tmp_path, java)
+    print(dict(seen_campaign))
+    assert seen_campaign["planned by java"] > 0.8 * seen_campaign["case"]
+    assert min(seen_campaign[f"version {version}"] for version in (1, 2, 3)) > 20
+    assert min(seen_campaign[what] for what in ("whole", "anew", "deletes", "empty")) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    seen = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
-    print(dict(seen))
+    seen_campaign = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    print(dict(seen_campaign))
 
 
 @pytest.fixture
@@ -200,22 +202,22 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         metadata = metadata_of(case)
         paths = tuple(row["path"] for row in listed(case.snapshot.json["manifest-list"]))
         snapshots = tuple(
-            msgspec.structs.replace(one, manifest_list=None, manifests=paths)
-            if one.snapshot_id == case.snapshot.id
-            else one
-            for one in metadata.snapshots
+            msgspec.structs.replace(snapshot, manifest_list=None, manifests=paths)
+            if snapshot.snapshot_id == case.snapshot.id
+            else snapshot
+            for snapshot in metadata.snapshots
         )
-        kept, made, wanted = await tables.plan(case, msgspec.structs.replace(metadata, snapshots=snapshots))
+        kept, made, expected = await tables.plan(case, msgspec.structs.replace(metadata, snapshots=snapshots))
         assert kept.whole == (), "nothing says how long they are"
         (snapshot,) = made.metadata.snapshots
         assert snapshot.manifests is None
         assert snapshot.manifest_list is not None
-        found = whole(listed(snapshot.manifest_list), 1)
-        assert found.keys() == wanted
+        result = whole(listed(snapshot.manifest_list), 1)
+        assert result.keys() == expected
         originals = whole(listed(case.snapshot.json["manifest-list"]), 1)
-        for path, entry in found.items():
+        for path, entry in result.items():
             assert_same(entry, originals[path], f"{path}\n{case}")
-        planned += len(wanted)
+        planned += len(expected)
     assert planned > 10
 
 
@@ -223,14 +225,14 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
     planned = 0
     for case in some_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
-        kept, made, wanted = await tables.plan(case, upgraded)
+        kept, made, expected = await tables.plan(case, upgraded)
         assert made.metadata.format_version == 3
         (snapshot,) = made.metadata.snapshots
         assert snapshot.first_row_id is None
         assert snapshot.manifest_list is not None
-        found = whole(listed(snapshot.manifest_list), 2)
-        assert found.keys() == wanted
-        assert all(entry["first_row_id"] is None for entry in found.values())
+        result = whole(listed(snapshot.manifest_list), 2)
+        assert result.keys() == expected
+        assert all(entry["first_row_id"] is None for entry in result.values())
         assert all(row["first_row_id"] is None for row in listed(snapshot.manifest_list))
         planned += kept.entries
     assert planned > 5

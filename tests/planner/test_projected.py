@@ -51,8 +51,8 @@ def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 
 def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
     asked: str, now: str, term: str, serves: bool
 ) -> None:
-    found = project(equals("A" if asked == "string" else 7, asked), [index_on(now, term)])
-    assert (found is not None) == serves
+    project_result = project(equals("A" if asked == "string" else 7, asked), [index_on(now, term)])
+    assert (project_result is not None) == serves
 
 
 def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
@@ -93,17 +93,17 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
             await indexed.index("i", [number])
         async with open_planning(tmp_path, indexed.registry) as planning:
             view = await planning.planner.view(indexed.metadata, ScanRequest())
-            opened = [one for file in await indexed.files() if (one := await planning.indexes.open(file)) is not None]
+            files = [one for file in await indexed.files() if (one := await planning.indexes.open(file)) is not None]
     definition = indexed.definitions["i"]
     projected = project(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected is not None
-    for asked in range(7):
-        coverage = {definition.id: Coverage(file_ids_of(view), opened)}
-        probe = Probe(view, projected, coverage, {one.location: one for one in opened})
-        answers = iter([False] * (1 + asked))
+    for query_number in range(7):
+        coverage = {definition.id: Coverage(file_ids_of(view), files)}
+        probe = Probe(view, projected, coverage, {file.location: file for file in files})
+        answers = iter([False] * (1 + query_number))
         selection = Selection.everything(view)
         probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
-        assert selection.count() == 6 - asked
+        assert selection.count() == 6 - query_number
 
 
 def test_long_list_is_transformed_for_a_bounded_number_of_indexes() -> None:
@@ -113,7 +113,7 @@ def test_long_list_is_transformed_for_a_bounded_number_of_indexes() -> None:
     values = tuple(range(TRANSFORMED_MAX // 4))
     projected = project(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
     assert projected is not None
-    assert [one.name for one in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
+    assert [definition.name for definition in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
     few = project(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
     assert few is not None
     assert len(few.definitions) == 11

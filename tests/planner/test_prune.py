@@ -53,8 +53,8 @@ def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
         kinds={1: "long", 2: "string", ELEMENT: kind},
         schema=schema(kind),
     )
-    listed: ManifestFile = manifest(None, spec_id=0)
-    return TableView([listed], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
+    manifest_file: ManifestFile = manifest(None, spec_id=0)
+    return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
 
 
 def left(of: TableView, expression: Expression) -> list[int]:
@@ -118,15 +118,15 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     dropped = 0
     for _ in range(40):
         literal = files.any()
-        found = files.left(op, literal)
+        result = files.left(op, literal)
         for order in UUID_ORDERS:
             matching = {
                 number
                 for number, some in enumerate(files.held)
-                if any(holds(order(one), order(literal)) for one in some)
+                if any(holds(order(item), order(literal)) for item in some)
             }
-            assert matching <= found, (literal, order)
-        dropped += len(files.held) - len(found)
+            assert matching <= result, (literal, order)
+        dropped += len(files.held) - len(result)
     assert dropped > 100
 
 

@@ -44,10 +44,10 @@ def drawn(rng: random.Random, depth: int = 0) -> Any:
         return {"type": rng.choice(["and", "or"]), **sides}
     name = rng.choice(["c1", "c2", "c13"])
     op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
-    said: dict[str, Any] = {"type": op, "term": name}
+    document: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
-        return {**said, "values": values(name, rng, 4)}
-    return said if op.endswith("null") else {**said, "value": values(name, rng, 1)[0]}
+        return {**document, "values": values(name, rng, 4)}
+    return document if op.endswith("null") else {**document, "value": values(name, rng, 1)[0]}
 
 
 @pytest.mark.parametrize("seed", quick(range(8), 3))
@@ -76,7 +76,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
 def answered(
     files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
 ) -> Any:
-    entries = [a_file(f"f{one}", (one,) if spec else ()) for one in range(files)]
+    entries = [a_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
     plan = scan(metadata(spec), [block(entries, 0, spec)], where=where)
     answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
     pieces = list(answer.tasks(plan.entry_ids))
@@ -110,11 +110,11 @@ def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDi
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: ClientDialect) -> None:
     spec = (PartitionField(1000, "p", 1, "identity"),)
-    terms = [{"type": "eq", "term": "c2", "value": f"value {one}"} for one in range(20_000)]
-    where: Any = {"type": "eq", "term": "c1", "value": -1}
-    for one in terms:
-        where = {"type": "or", "left": where, "right": one}
-    tasks, size = answered(500, where, dialect, spec=spec)
+    terms = [{"type": "eq", "term": "c2", "value": f"value {number}"} for number in range(20_000)]
+    filter_json: Any = {"type": "eq", "term": "c1", "value": -1}
+    for term in terms:
+        filter_json = {"type": "or", "left": filter_json, "right": term}
+    tasks, size = answered(500, filter_json, dialect, spec=spec)
     assert size < BUDGET
     assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
@@ -151,16 +151,16 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
     filter.
     """
-    named = metadata((), kinds={1: "long"})
-    plan = scan(named, [block([a_file("f")], 0)], where=listed(3))
-    [field] = named.current_schema.fields
-    renamed = replace(named.current_schema, fields=(replace(field, name="other"),))
-    plan.metadata = replace(named, schemas=(renamed,))
-    found = {}
+    named_metadata = metadata((), kinds={1: "long"})
+    plan = scan(named_metadata, [block([a_file("f")], 0)], where=listed(3))
+    [field] = named_metadata.current_schema.fields
+    renamed = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
+    plan.metadata = replace(named_metadata, schemas=(renamed,))
+    results = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")
-        found[dialect] = task.get("residual-filter")
-    assert found == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
+        results[dialect] = task.get("residual-filter")
+    assert results == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:

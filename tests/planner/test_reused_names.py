@@ -29,22 +29,22 @@ Column = dict[str, Any]
 
 def evolved(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
     """Return one schema change: reuse a name with another type, swap two names, or widen a type."""
-    made = [dict(one) for one in columns]
+    results = [dict(column) for column in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
-    one, other = rng.sample(made, 2)
+    one, other = rng.sample(results, 2)
     if kind == "reuse":
         last_id += 1
         name = one["name"]
-        made.remove(one)
-        made.append({"id": last_id, "name": name, "required": False, "type": rng.choice([*VALUES])})
+        results.remove(one)
+        results.append({"id": last_id, "name": name, "required": False, "type": rng.choice([*VALUES])})
     elif kind == "swap":
         one["name"], other["name"] = other["name"], one["name"]
     elif kind == "widen" and one["type"] == "int":
         one["type"] = "long"
     else:
-        free = [name for name in NAMES if name not in {each["name"] for each in made}]
+        free = [name for name in NAMES if name not in {item["name"] for item in results}]
         one["name"] = rng.choice(free) if free else one["name"]
-    return made, last_id
+    return results, last_id
 
 
 def filter_by(rng: random.Random, columns: list[Column], depth: int = 0) -> Any:
@@ -52,13 +52,13 @@ def filter_by(rng: random.Random, columns: list[Column], depth: int = 0) -> Any:
         sides = [filter_by(rng, columns, depth + 1) for _ in range(2)]
         return {"type": rng.choice(("and", "or")), "left": sides[0], "right": sides[1]}
     column = rng.choice(columns)
-    known = [one for one in VALUES[column["type"]] if one is not None]
+    items = [item for item in VALUES[column["type"]] if item is not None]
     if rng.random() < 0.15:
         return {"type": rng.choice(("is-null", "not-null")), "term": column["name"]}
     op = rng.choice(("eq", "lt", "gt-eq", "not-eq", "in"))
     if op == "in":
-        return {"type": op, "term": column["name"], "values": rng.sample(known, 2)}
-    return {"type": op, "term": column["name"], "value": rng.choice(known)}
+        return {"type": op, "term": column["name"], "values": rng.sample(items, 2)}
+    return {"type": op, "term": column["name"], "value": rng.choice(items)}
 
 
 def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
@@ -77,8 +77,8 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
             return value in where["values"]
     if value is None:
         return False
-    known = where["value"]
-    return bool({"eq": value == known, "lt": value < known, "gt-eq": value >= known}[where["type"]])
+    known_value = where["value"]
+    return bool({"eq": value == known_value, "lt": value < known_value, "gt-eq": value >= known_value}[where["type"]])
 
 
 def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
@@ -90,7 +90,7 @@ def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
         "last-sequence-number": 1,
         "last-updated-ms": 1,
         "last-column-id": last_id,
-        "schemas": [{"type": "struct", "schema-id": n, "fields": one} for n, one in enumerate(schemas)],
+        "schemas": [{"type": "struct", "schema-id": n, "fields": schema} for n, schema in enumerate(schemas)],
         "current-schema-id": len(schemas) - 1,
         "partition-specs": [{"spec-id": 0, "fields": []}],
         "default-spec-id": 0,
@@ -129,7 +129,7 @@ def _check_reused_names(seed: int) -> None:
         columns, last_id = evolved(rng, schemas[-1], last_id)
         schemas.append(columns)
     metadata = table(schemas, last_id)
-    told = f"seed {seed}: {schemas}"
+    context = f"seed {seed}: {schemas}"
     for _ in range(10):
         meant = rng.choice([schemas[0], schemas[-1]])  # VERSION AS OF the snapshot, and the current table
         where = filter_by(rng, meant)
@@ -137,10 +137,10 @@ def _check_reused_names(seed: int) -> None:
         try:
             bound = bind_for_java(metadata, request, request.filter).bound
         except BadRequest as error:
-            raise AssertionError(f"{told}, {where}: {error.message}") from None
-        columns_asked = {one.column_id for one in predicates_of(bound)}
+            raise AssertionError(f"{context}, {where}: {error.message}") from None
+        columns_asked = {predicate.column_id for predicate in predicates_of(bound)}
         for _ in range(10):
-            row = {one["id"]: rng.choice(VALUES[one["type"]]) for one in schemas[0]}
-            if matches(where, row, {one["name"]: one["id"] for one in meant}):
+            row = {schema["id"]: rng.choice(VALUES[schema["type"]]) for schema in schemas[0]}
+            if matches(where, row, {item["name"]: item["id"] for item in meant}):
                 values = {column_id: row.get(column_id) for column_id in columns_asked}
-                assert may_match(bound, values), f"{told}, {where} of {row}: {bound}"
+                assert may_match(bound, values), f"{context}, {where} of {row}: {bound}"

@@ -54,25 +54,25 @@ async def plan(planner: Planner, table: Table, filter: Any = True, **request: An
 
 async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
-    watched: list[Watched] = []
+    watcheds: list[Watched] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watched.append(Watched(inner))
-        return watched[0]
+        watcheds.append(Watched(inner))
+        return watcheds[0]
 
     async with planning(tmp_path, wrap) as planner:
-        wanted = [(n % 40, n % 40 + n % 23) for n in range(60)]
-        found = await asyncio.gather(
-            *(numbers(planner, table.metadata, between(low, high)) for low, high in wanted),
+        expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
+        results = await asyncio.gather(
+            *(numbers(planner, table.metadata, between(low, high)) for low, high in expected),
             *(numbers(planner, table.metadata) for _ in range(20)),
             *(numbers(planner, table.metadata, on_day(n % DAYS)) for n in range(20)),
         )
         assert planner.stats().decoded == DAYS
-        assert sorted(watched[0].reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
-    for (low, high), plans in zip(wanted, found[:60], strict=True):
+        assert sorted(watcheds[0].reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
+    for (low, high), plans in zip(expected, results[:60], strict=True):
         assert plans == list(range(low, high + 1))
-    assert all(plans == list(range(80)) for plans in found[60:80])
-    assert found[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
+    assert all(plans == list(range(80)) for plans in results[60:80])
+    assert results[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
 
 
 async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path) -> None:
@@ -83,7 +83,9 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         for snapshot_id in range(2, 6):
             manifests.append(table.manifest(f"n{snapshot_id}", [80 + snapshot_id], snapshot_id=snapshot_id))
             table.commit(snapshot_id, manifests)
-            assert (await numbers(planner, table.metadata))[80:] == [80 + each for each in range(2, snapshot_id + 1)]
+            assert (await numbers(planner, table.metadata))[80:] == [
+                80 + number for number in range(2, snapshot_id + 1)
+            ]
             assert planner.stats().decoded == DAYS + snapshot_id - 1
         stats = planner.stats()
         assert stats.blocks == DAYS + 4
@@ -122,9 +124,9 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     async with planning(tmp_path) as planner:
         first = await plan(planner, table, between(3, 44))
-        again = await plan(planner, table, between(3, 44))
-        assert again.entry_ids.tolist() == first.entry_ids.tolist()
-        assert numbers_of(again) == list(range(3, 45))
+        plan_result = await plan(planner, table, between(3, 44))
+        assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
+        assert numbers_of(plan_result) == list(range(3, 45))
         assert planner.stats().plan_hits == 1
         assert numbers_of(await plan(planner, table, between(3, 45))) == list(range(3, 46))
         assert planner.stats().plan_hits == 1
@@ -133,14 +135,14 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
 async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
     table, _ = filled(tmp_path / "t")
-    watched: list[Watched] = []
+    watcheds: list[Watched] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watched.append(Watched(inner))
-        return watched[0]
+        watcheds.append(Watched(inner))
+        return watcheds[0]
 
     async with planning(tmp_path, wrap) as planner:
-        storage = watched[0]
+        storage = watcheds[0]
         storage.hold = reading
         waiting = [asyncio.create_task(numbers(planner, table.metadata, between(n, n + 1))) for n in range(6)]
         while not storage.held:
@@ -150,31 +152,32 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
         waiting[3].cancel()
         await asyncio.sleep(0.01)
         storage.let_go()
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [isinstance(one, asyncio.CancelledError) for one in found] == [n in (0, 3) for n in range(6)]
-        assert [one for n, one in enumerate(found) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(result, asyncio.CancelledError) for result in results] == [n in (0, 3) for n in range(6)]
+        assert [result for n, result in enumerate(results) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
         assert planner.stats().decoded == DAYS
         assert sorted(storage.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
 
 
 async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
-    watched: list[Watched] = []
+    watcheds: list[Watched] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watched.append(Watched(inner))
-        return watched[0]
+        watcheds.append(Watched(inner))
+        return watcheds[0]
 
     async with planning(tmp_path, wrap) as planner:
-        watched[0].hold = "m3.avro"
+        watcheds[0].hold = "m3.avro"
         waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
-        await until(lambda: watched[0].held)
-        for one in waiting:
-            one.cancel()
-        watched[0].let_go()
+        await until(lambda: watcheds[0].held)
+        for item in waiting:
+            item.cancel()
+        watcheds[0].let_go()
         assert await numbers(planner, table.metadata) == list(range(80))
         assert all(
-            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
+            isinstance(result, asyncio.CancelledError)
+            for result in await asyncio.gather(*waiting, return_exceptions=True)
         )
         assert planner.stats().decoded <= 2 * DAYS
         planner.check_invariants()
@@ -186,25 +189,25 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
 def blocks_alive(folder: Path) -> list[Block]:
     """Return the live blocks of tables in this folder; servers of earlier tests may not be collected yet."""
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, Block) and str(folder) in one.location]
+    return [item for item in gc.get_objects() if isinstance(item, Block) and str(folder) in item.location]
 
 
 async def sizes(folder: Path, tables: list[Table]) -> list[int]:
     """Return the bytes of each table's blocks."""
-    found = []
+    results = []
     async with planning(folder) as planner:
         for table in tables:
             scan = await plan(planner, table)
-            found.append(sum(block.size_bytes for block in scan.view.blocks))
+            results.append(sum(block.size_bytes for block in scan.view.blocks))
         del scan
     gc.collect()
-    return found
+    return results
 
 
 async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
-    wanted = await sizes(tmp_path, tables)
-    budget = max(wanted) + sum(wanted) // 3
+    expected = await sizes(tmp_path, tables)
+    budget = max(expected) + sum(expected) // 3
     rng, decoded = random.Random(4), 0
     async with planning(tmp_path, plan_memory_bytes=budget) as planner:
         for turn in range(60):
@@ -236,25 +239,25 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
         await plan(planner, tables[0], between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
-        assert [one() for one in watch] == [None] * 9
+        assert [item() for item in watch] == [None] * 9
         assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)
         assert planner.stats().added_bytes == 0
 
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
-    wanted = await sizes(tmp_path, tables)
+    expected = await sizes(tmp_path, tables)
     rng = random.Random(5)
 
     async def planned(planner: Planner, who: str, numbers_planned: list[int]) -> None:
         for number in numbers_planned:
             low = rng.randrange(70)
             with set_principal(who):
-                kept = await numbers(planner, tables[number].metadata, between(low, low + 5))
-            assert kept == list(range(low, low + 6))
+                kept_numbers = await numbers(planner, tables[number].metadata, between(low, low + 5))
+            assert kept_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
-    async with planning(tmp_path, plan_memory_bytes=sum(wanted) * 8 // 12) as planner:
+    async with planning(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
         await planned(planner, "a", [0, 1])
         for _ in range(3):
             await planned(planner, "b", list(range(2, 12)))
@@ -283,8 +286,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked.clear()
                 views = len(planner._views)
-                found = await numbers(planner, table.metadata, {"type": "in", "term": "day", "values": list(days)})
-                assert found == [file for day in days for file in (2 * day, 2 * day + 1)]
+                actual_numbers = await numbers(
+                    planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
+                )
+                assert actual_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
                 counts.append(len({id(cached) for cached in looked}))
                 evicted += len(planner._views) <= views
                 if number % 100 == 0:
@@ -298,8 +303,8 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
-    wanted = await sizes(tmp_path, tables)
-    async with planning(tmp_path, plan_memory_bytes=2 * sum(wanted)) as planner:
+    expected = await sizes(tmp_path, tables)
+    async with planning(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
         for _ in range(2):
             for who, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(who):
@@ -392,8 +397,8 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     """Servers with time answer tokens of a plan without time, and the reverse."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
     hurried = running(tmp_path, **settings, plan_time_budget_s=0)
-    wanted = [3, 17, 18, 44, 59]
-    where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in wanted]}}
+    expected = [3, 17, 18, 44, 59]
+    where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
     async with hurried as one, running(tmp_path, **settings) as two:
         slow, fast = Api(one), Api(two)
@@ -405,16 +410,16 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
             for turn in range(2):
-                found: list[int] = []
+                results: list[int] = []
                 for at, token in enumerate(tokens):
                     server = (asked, others)[(at + turn) % 2]
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
-                    found += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
-                assert len(found) == len(set(found)), "a file twice"
-                assert set(found) >= set(wanted)
-        again = await slow("POST", f"{path}/plan", where)
-        assert json.loads(again.raw)["status"] == "completed"
+                    results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
+                assert len(results) == len(set(results)), "a file twice"
+                assert set(results) >= set(expected)
+        second_slow = await slow("POST", f"{path}/plan", where)
+        assert json.loads(second_slow.raw)["status"] == "completed"
 
 
 @pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.

@@ -54,12 +54,14 @@ def _own_logs() -> Iterator[None]:
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:
         # A cached logger keeps its configuration for ever.
-        patch.setattr(structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False}))
+        patch.setattr(
+            structlog, "configure", lambda **kwargs: configure(**kwargs | {"cache_logger_on_first_use": False})
+        )
         yield
     if structlog.is_configured():
         structlog.reset_defaults()
         root = logging.getLogger()
-        root.handlers = [one for one in root.handlers if type(one).__module__ != logs.__name__]
+        root.handlers = [handler for handler in root.handlers if type(handler).__module__ != logs.__name__]
         root.setLevel(logging.WARNING)
 
 

@@ -61,9 +61,9 @@ def forking_command(folder: Path) -> Iterator[None]:
                 _kill(pid)
 
 
-def _folder(opened: contextlib.ExitStack, path: Path) -> int:
+def _folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
-    opened.callback(os.close, descriptor)
+    exit_stack.callback(os.close, descriptor)
     return descriptor
 
 

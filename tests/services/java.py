@@ -55,9 +55,9 @@ def compiled(source: Path, classpath: Sequence[str]) -> Path:
     if javac is None:
         raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
     argv = [javac, "-nowarn", "-d", str(fresh), "-cp", ":".join(classpath), str(source)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ServiceFailed(f"{source.name} does not compile\n{done.stderr}")
+    completed = subprocess.run(argv, capture_output=True, text=True)
+    if completed.returncode != 0:
+        raise ServiceFailed(f"{source.name} does not compile\n{completed.stderr}")
     if not folder.exists():
         try:
             fresh.rename(folder)

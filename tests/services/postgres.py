@@ -32,10 +32,10 @@ def _binary(name: str) -> str:
     Debian's clients on PATH are a Perl script, which takes five times as much CPU time to start as psql itself.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
-    found = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
-    if found is None:
+    result = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
+    if result is None:
         raise ServiceFailed(f"{name} not found: run `make services`")
-    return found
+    return result
 
 
 def _as_server_user(argv: list[str]) -> list[str]:
@@ -59,10 +59,10 @@ class Postgres:
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Run `statement` with psql; return rows as text, one per line, with columns separated by |."""
         argv = [_binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, self.url(database)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-        if done.returncode:
-            raise ServiceFailed(f"{statement!r}: {done.stderr.strip()}")
-        return done.stdout.strip()
+        completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        if completed.returncode:
+            raise ServiceFailed(f"{statement!r}: {completed.stderr.strip()}")
+        return completed.stdout.strip()
 
     def create_database(self, name: str = "") -> str:
         """Create an empty database, and return its URL."""
@@ -104,9 +104,11 @@ def postgres_server() -> Iterator[Postgres]:
                 shutil.chown(path, "postgres", "postgres")
         init = [_binary("initdb"), "-D", str(data), "-U", USER, "--pwfile", str(password), "--auth=scram-sha-256"]
         options = ["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
-        done = subprocess.run(_as_server_user([*init, *options]), capture_output=True, text=True, cwd=root, timeout=120)
-        if done.returncode:
-            raise ServiceFailed(f"initdb failed: {done.stdout}{done.stderr}")
+        completed = subprocess.run(
+            _as_server_user([*init, *options]), capture_output=True, text=True, cwd=root, timeout=120
+        )
+        if completed.returncode:
+            raise ServiceFailed(f"initdb failed: {completed.stdout}{completed.stderr}")
         port = free_port()
         argv = [_binary("postgres"), "-D", str(data), "-p", str(port), "-k", str(root), "-h", "127.0.0.1"]
         process = ManagedProcess(

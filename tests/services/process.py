@@ -54,8 +54,8 @@ def free_port() -> int:
     share = _PORTS[worker % 8 :: 8]
     if _drawn.issuperset(share):
         _drawn.clear()
-    left = [port for port in share if port not in _drawn]
-    for port in random.sample(left, len(left)):
+    ports = [port for port in share if port not in _drawn]
+    for port in random.sample(ports, len(ports)):
         _drawn.add(port)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))

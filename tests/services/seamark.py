@@ -82,8 +82,8 @@ class Seamark:
         `server.json` comes last: /readyz answers before the gateway listens and before the log line.
         """
         with contextlib.suppress(OSError):
-            told = json.loads((self.home / "server.json").read_bytes())
-            return told["pid"] == self.pid and http_ok(f"{self.base_url}/readyz")
+            document = json.loads((self.home / "server.json").read_bytes())
+            return document["pid"] == self.pid and http_ok(f"{self.base_url}/readyz")
         return False
 
     def kill9(self) -> None:

@@ -63,8 +63,8 @@ class Trino:
             host="127.0.0.1", port=self.port, user="tests", catalog=catalog, session_properties=session, encoding=None
         )
         try:
-            found: list[list[Any]] = connection.cursor().execute(sql).fetchall()
-            return found
+            rows: list[list[Any]] = connection.cursor().execute(sql).fetchall()
+            return rows
         finally:
             connection.close()
 
@@ -83,8 +83,8 @@ def _iceberg() -> Path:
 def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) -> None:
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr("META-INF/services/io.trino.spi.Plugin", f"{plugin}\n")
-        for one in sorted(classes.glob("*.class")) if classes else []:
-            file.write(one, one.name)
+        for item in sorted(classes.glob("*.class")) if classes else []:
+            file.write(item, item.name)
 
 
 def _plugins(folder: Path, home: Path, *, spooling: bool) -> Path:

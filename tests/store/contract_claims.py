@@ -31,7 +31,7 @@ def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLoc
 
 
 async def keys(store: GeneratorStore, uuid: str) -> list[str]:
-    return [found.location for found in await store.claims(uuid)]
+    return [claim.location for claim in await store.claims(uuid)]
 
 
 class ClaimsContract(OpenedStores):
@@ -40,7 +40,9 @@ class ClaimsContract(OpenedStores):
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
                 await other.transact([claim("v", key)])
-            assert {found.uuid for found in await other.find_overlapping_claims([key], "v", 9)} == {"u"}
+            assert {
+                overlapping_claim.uuid for overlapping_claim in await other.find_overlapping_claims([key], "v", 9)
+            } == {"u"}
         free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
         for number, key in enumerate(free):
             await other.transact([claim(f"v{number}", key)])
@@ -52,8 +54,12 @@ class ClaimsContract(OpenedStores):
         allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
         await store.transact([AllowLocations(uuid="v", locations=allowed)])
         for key in ("s3://b/u", "s3://b/u/data", "s3://b/u/data/x"):
-            assert [found.uuid for found in await store.find_allowed_overlaps([key], "u", 9)] == ["v"]
-            assert "v" not in {found.uuid for found in await store.find_overlapping_claims([key], "u", 9)}
+            assert [allowed_overlap.uuid for allowed_overlap in await store.find_allowed_overlaps([key], "u", 9)] == [
+                "v"
+            ]
+            assert "v" not in {
+                overlapping_claim.uuid for overlapping_claim in await store.find_overlapping_claims([key], "u", 9)
+            }
         assert await store.find_allowed_overlaps(["s3://b/u"], "v", 9) == []
         assert await store.find_allowed_overlaps(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
@@ -67,9 +73,13 @@ class ClaimsContract(OpenedStores):
     async def test_shared_folders_may_overlap_only_each_other(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t"), claim("u", "s3://b/common", shared=True)])
         await store.transact([claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
-        for wanted in (claim("w", "s3://b/common"), claim("w", "s3://b/t", shared=True), claim("w", "s3://b/common/x")):
+        for expected in (
+            claim("w", "s3://b/common"),
+            claim("w", "s3://b/t", shared=True),
+            claim("w", "s3://b/common/x"),
+        ):
             with pytest.raises(BadRequest, match="overlaps"):
-                await store.transact([wanted])
+                await store.transact([expected])
 
     async def test_rejected_claim_undoes_its_transaction(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
@@ -117,14 +127,14 @@ class ClaimsContract(OpenedStores):
         """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
-        kept = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")
-        await store.transact([DropEntry(TABLE, NS, "t", keep=kept)])
+        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")
+        await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
         await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
         await store.transact([DropEntry(TABLE, NS, "u")])
-        found = await store.list_retained(None, None, 9)
-        assert {row.entry.uuid for row in found} == {first.uuid, second.uuid}
-        for row in found:
+        result = await store.list_retained(None, None, 9)
+        assert {row.entry.uuid for row in result} == {first.uuid, second.uuid}
+        for row in result:
             assert await store.find_dropped(row.id) == row
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
@@ -143,15 +153,15 @@ class ClaimsContract(OpenedStores):
     async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
         chosen = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
-        wanted = [(f"u{number}", chosen.choice(folders)) for number in range(40)]
+        expected = [(f"u{number}", chosen.choice(folders)) for number in range(40)]
         stores = (store, other)
         outcomes = await asyncio.gather(
-            *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(wanted))
+            *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )
         assert set(outcomes) == {"won", "bad_request"}
-        held = [await keys(store, uuid) for uuid, _ in wanted]
+        held = [await keys(store, uuid) for uuid, _ in expected]
         won = [found[0] for found in held if found]
         assert len(won) == outcomes.count("won")
-        for one in won:
-            assert not any(another.startswith(f"{one}/") for another in won)
+        for item in won:
+            assert not any(another.startswith(f"{item}/") for another in won)
         assert len(set(won)) == len(won)

@@ -34,9 +34,9 @@ class ColumnReadsContract(OpenedStores):
         reads = tuple((column, column % 7, 1) for column in range(300, 0, -1))
         for _ in range(2):
             await store.transact([AddColumnReads(UUID, 1, reads)])
-        assert {(one.column_id, one.reads) for one in await store.column_reads(UUID, 0, 1000)} == {
-            (column, 2) for column in range(1, 301)
-        }
+        assert {
+            (column_read.column_id, column_read.reads) for column_read in await store.column_reads(UUID, 0, 1000)
+        } == {(column, 2) for column in range(1, 301)}
 
     async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

@@ -29,7 +29,7 @@ LIVE, SUPERSEDED, QUARANTINED = IndexFileState.LIVE, IndexFileState.SUPERSEDED, 
 
 
 def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "uuid": UUID,
         "definition": "d",
         "kind": "bloom",
@@ -41,14 +41,14 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
         "created_ms": 5,
         "changed_ms": 5,
     } | fields
-    return RegisteredIndexFile(location=f"file:///w/{name}", **given)
+    return RegisteredIndexFile(location=f"file:///w/{name}", **options)
 
 
 def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
     """Return a replacement of files whose names are single letters."""
-    given: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
-    files = tuple(make_file(name, uuid=given["uuid"], definition=given["definition"]) for name in add)
-    return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **given)
+    options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
+    files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)
+    return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **options)
 
 
 async def states(store: GeneratorStore, uuid: str = UUID) -> dict[str, IndexFileState]:
@@ -117,9 +117,13 @@ class IndexFilesContract(OpenedStores):
         other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
         await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
         await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
-        found = await indexed.list_indexed_tables(None, 9)
-        assert [(entry.uuid, entry.name) for entry in found] == [(UUID, "t"), ("uuid-of-u", "u"), ("uuid-of-u", "v")]
-        assert all(entry.index_version > 0 for entry in found)
+        indexed_tables = await indexed.list_indexed_tables(None, 9)
+        assert [(entry.uuid, entry.name) for entry in indexed_tables] == [
+            (UUID, "t"),
+            ("uuid-of-u", "u"),
+            ("uuid-of-u", "v"),
+        ]
+        assert all(entry.index_version > 0 for entry in indexed_tables)
         assert [entry.name for entry in await indexed.list_indexed_tables(None, 1)] == ["t"]
         assert [entry.name for entry in await indexed.list_indexed_tables(UUID, 1)] == ["u", "v"]
         assert await indexed.list_indexed_tables("uuid-of-u", 9) == []

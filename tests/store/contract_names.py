@@ -76,8 +76,8 @@ class NamesContract(OpenedStores):
         assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
-        named = await store.find_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
-        assert [child[-1] for child in named] == sorted(leaves)
+        namespaces = await store.find_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
+        assert [child[-1] for child in namespaces] == sorted(leaves)
         assert await store.find_namespaces((), ["ns2", "a"]) == [("ns2",)]
         assert await store.find_namespaces(NS, []) == []
         assert len(await store.find_namespaces(NS, [f"x{number}" for number in range(99)] + ["a"])) == 1
@@ -122,9 +122,9 @@ class NamesContract(OpenedStores):
             (VIEW, "t", "Table with same name already exists: ns.t"),
             (TABLE, "v", "View with same name already exists: ns.v"),
         ]:
-            with pytest.raises(AlreadyExists) as refused:
+            with pytest.raises(AlreadyExists) as error:
                 await store.transact([CreateEntry(make_entry(name, kind, uuid="another"))])
-            assert refused.value.message == message
+            assert error.value.message == message
         await store.transact([CreateEntry(make_entry("t", FUNCTION)), CreateEntry(make_entry("v", FUNCTION))])
         with pytest.raises(AlreadyExists, match=r"^Function already exists: ns\.t$"):
             await store.transact([CreateEntry(make_entry("t", FUNCTION))])
@@ -174,9 +174,9 @@ class NamesContract(OpenedStores):
                 DropEntry(kind, NS, "x"),
                 DropEntry(kind, NS, "x", "file:///expected"),
             ):
-                with pytest.raises(error) as refused:
+                with pytest.raises(error) as rejected_error:
                     await store.transact([change])
-                assert refused.value.message == f"{title} does not exist: ns.x"
+                assert rejected_error.value.message == f"{title} does not exist: ns.x"
 
     async def test_rename_changes_only_the_name(self, store: GeneratorStore) -> None:
         entry = make_entry("t", version=4, previous_location="file:///p")
@@ -199,9 +199,9 @@ class NamesContract(OpenedStores):
             (RenameEntry(TABLE, NS, "t", NS, "v"), "Cannot rename ns.t to ns.v. View already exists"),
             (RenameEntry(VIEW, NS, "v", NS, "t"), "Cannot rename ns.v to ns.t. Table already exists"),
         ]:
-            with pytest.raises(AlreadyExists) as taken:
+            with pytest.raises(AlreadyExists) as error:
                 await store.transact([change])
-            assert taken.value.message == message
+            assert error.value.message == message
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non_existing$"):
             await store.transact([RenameEntry(TABLE, NS, "t", ("non_existing",), "t")])
         assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
@@ -257,10 +257,10 @@ class NamesContract(OpenedStores):
         entry = make_entry("t", version=7, previous_location="file:///p")
         until = clock.now_ms() + 1000
         await store.transact([CreateEntry(entry), DropEntry(TABLE, NS, "t", keep=self._keep("d1", until, purge=True))])
-        kept = DroppedEntry("d1", entry, True, 11, until, "ann")
-        assert await store.find_dropped("d1") == kept
-        assert await store.list_dropped(None, None, 9) == [kept]
-        assert await store.list_dropped(NS, None, 9) == [kept]
+        dropped_entry = DroppedEntry("d1", entry, True, 11, until, "ann")
+        assert await store.find_dropped("d1") == dropped_entry
+        assert await store.list_dropped(None, None, 9) == [dropped_entry]
+        assert await store.list_dropped(NS, None, 9) == [dropped_entry]
         assert await store.list_dropped(("other",), None, 9) == []
         counts = [await store.names_of(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
         live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]

@@ -57,11 +57,11 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
 
 
 async def shown(store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T") -> list[int]:
-    return [one.shown_id - 2**61 for one in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
+    return [snapshot.shown_id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
-async def keep(store: GeneratorStore, one: StoredPlanTable) -> StoredPlanTable:
-    (kept,) = await store.transact([KeepPlanTable(one)])
+async def keep(store: GeneratorStore, stored_plan_table: StoredPlanTable) -> StoredPlanTable:
+    (kept,) = await store.transact([KeepPlanTable(stored_plan_table)])
     assert isinstance(kept, StoredPlanTable)
     return kept
 
@@ -98,19 +98,19 @@ class PlanTablesContract(OpenedStores):
     ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
-            kept = await asyncio.gather(
-                *(keep((store, other)[each % 2], plan(f"{step}-{each}", name)) for each in range(6))
+            results = await asyncio.gather(
+                *(keep((store, other)[number % 2], plan(f"{step}-{number}", name)) for number in range(6))
             )
-            assert len({one.id for one in kept}) == 1
-            assert await store.plan_table(NS, name) == kept[0]
+            assert len({result.id for result in results}) == 1
+            assert await store.plan_table(NS, name) == results[0]
 
     async def test_lease_can_be_extended_and_never_shortened(self, store: GeneratorStore) -> None:
         await keep(store, plan("a", expires_ms=100))
         for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
-            found = await store.plan_table(NS, NAME)
-            assert found is not None
-            assert found.expires_ms == left_ms
+            table = await store.plan_table(NS, NAME)
+            assert table is not None
+            assert table.expires_ms == left_ms
         assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
 
     async def test_plans_with_expired_leases_lose_their_names_oldest_first(self, store: GeneratorStore) -> None:
@@ -119,16 +119,16 @@ class PlanTablesContract(OpenedStores):
         assert await retire(store, 96) == 0
         assert await retire(store, 100, limit=2) == 2
         left = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
-        assert [one is not None for one in left] == [True, True, True, False, False]
+        assert [item is not None for item in left] == [True, True, True, False, False]
         assert await retire(store, 100) == 2
         assert await retire(store, 100) == 0
         assert await store.plan_table_count(0) == 1, "the others are retired"
         assert await store.plan_table_count(99) == 1
         assert await store.plan_table_count(100) == 0, "its lease has ended"
         retired = await store.list_retired_plan_tables(None, 3)
-        assert [one.id for one in retired] == ["p1", "p2", "p3"]
+        assert [item.id for item in retired] == ["p1", "p2", "p3"]
         assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
-        assert [one.id for one in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
+        assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
 
     async def test_retired_plan_cannot_be_renewed_and_does_not_block_another(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
@@ -136,7 +136,10 @@ class PlanTablesContract(OpenedStores):
         assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
         assert await keep(store, plan("b")) == plan("b")
         assert await retire(store, 1000) == 1
-        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a", "b"]
+        assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
+            "a",
+            "b",
+        ]
 
     async def test_only_a_retired_plan_can_be_forgotten(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
@@ -166,15 +169,15 @@ class PlanTablesContract(OpenedStores):
         await keep(store, plan("a"))
         await store.transact([DropEntry(TABLE, NS, "T")])
         await retire(store, 1000)
-        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a"]
+        assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == ["a"]
 
     async def test_plan_snapshots_are_shown_to_their_audience_until_their_leases_end(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
-            given = snapshot_plan(number, expires_ms=100 * number)
-            assert await keep(store, given) == given
-            assert await other.plan_table(NS, str(given.name)) == given
+            given_snapshot_plan = snapshot_plan(number, expires_ms=100 * number)
+            assert await keep(store, given_snapshot_plan) == given_snapshot_plan
+            assert await other.plan_table(NS, str(given_snapshot_plan.name)) == given_snapshot_plan
         await keep(store, snapshot_plan(4, "b"))
         await keep(store, plan("named"))
         assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
@@ -184,7 +187,7 @@ class PlanTablesContract(OpenedStores):
         assert await shown(other, uuid="another") == []
         assert await other.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
         latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [one.shown_id - 2**61 for one in latest] == [2, 3]
+        assert [item.shown_id - 2**61 for item in latest] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):
@@ -194,7 +197,7 @@ class PlanTablesContract(OpenedStores):
         async def lease(
             numbers: tuple[int, ...], expires_ms: int, audience: str = "a", *, withdraw: bool = False
         ) -> int:
-            ids = tuple(2**61 + one for one in numbers)
+            ids = tuple(2**61 + number for number in numbers)
             (found,) = await store.transact([LeasePlanSnapshots(NS, "T", audience, ids, expires_ms, withdraw)])
             assert isinstance(found, int)
             return found
@@ -217,6 +220,9 @@ class PlanTablesContract(OpenedStores):
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
         assert await shown(store) == await shown(store, "b") == [2]
-        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a1", "b1"]
+        assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
+            "a1",
+            "b1",
+        ]
         assert await store.plan_table(NS, NAME) == plan("named")
         assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (2**61 + 2,))]) == [0]

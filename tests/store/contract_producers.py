@@ -69,9 +69,9 @@ class ProducersContract(OpenedStores):
     async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(self, produced: GeneratorStore) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
         await produced.transact([swap, advance(1, 10)])
-        again = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
+        second_swap = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
         with pytest.raises(CommitConflict):
-            await produced.transact([again, advance(2, 20, producer="q"), advance(1, 20)])
+            await produced.transact([second_swap, advance(2, 20, producer="q"), advance(1, 20)])
         entry = await produced.entry(TABLE, NS, "t")
         assert entry is not None
         assert entry.metadata_location == "file:///w/t/1.json"
@@ -105,15 +105,15 @@ class ProducersContract(OpenedStores):
         self, produced: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await produced.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
-        there = ProducerState(4, 40, 9)
+        producer_state = ProducerState(4, 40, 9)
         await produced.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        assert await produced.producer(UUID, "p") == there
+        assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
-        assert await produced.producer(UUID, "p") == there
+        assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([DropEntry(TABLE, NS, "twin", keep=_kept(clock))])
-        assert await produced.producer(UUID, "p") == there
+        assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([RestoreEntry("kept", NS, "back")])
-        assert await produced.producer(UUID, "p") == there
+        assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([DropEntry(TABLE, NS, "back", keep=_kept(clock)), ForgetDropped("kept")])
         assert await produced.producer(UUID, "p") is None
         assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)

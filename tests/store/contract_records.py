@@ -188,12 +188,12 @@ class RecordsContract(OpenedStores):
                 await other.transact([CheckFence(name, fence)])
 
     async def test_all_replicas_get_the_first_secret(self, store: GeneratorStore, other: GeneratorStore) -> None:
-        got = await asyncio.gather(
+        results = await asyncio.gather(
             *((store, other)[n % 2].swap_secret("signing", None, bytes([n, 0, 255])) for n in range(8)),
         )
-        assert len(set(got)) == 1
-        assert await other.swap_secret("signing", None, b"late") == got[0]
-        assert await store.secret("signing") == got[0]
+        assert len(set(results)) == 1
+        assert await other.swap_secret("signing", None, b"late") == results[0]
+        assert await store.secret("signing") == results[0]
         assert await store.secret("another") is None
 
     async def test_secret_is_replaced_only_by_a_caller_who_knows_the_old_one(

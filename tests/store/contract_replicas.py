@@ -23,14 +23,14 @@ class ReplicasContract(OpenedStores):
     ) -> None:
         assert await store.replicas() == []
         (alone,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
-        assert [one.address for one in alone] == ["10.0.0.2:1"]
+        assert [item.address for item in alone] == ["10.0.0.2:1"]
         (both,) = await other.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
-        assert [one.address for one in await store.replicas()] == [one.address for one in both]
-        assert [(one.address, one.weight, one.version, one.protocol, one.started_ms) for one in both] == [
+        assert [replica.address for replica in await store.replicas()] == [item.address for item in both]
+        assert [(item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both] == [
             ("10.0.0.1:1", 1, "1.0", 1, 5),
             ("10.0.0.2:1", 3, "1.0", 1, 5),
         ]
-        assert all(0 < one.expires_in_ms <= LONG_MS for one in both)
+        assert all(0 < item.expires_in_ms <= LONG_MS for item in both)
 
     async def test_lease_ends_by_the_clock_of_the_database(
         self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
@@ -39,11 +39,11 @@ class ReplicasContract(OpenedStores):
         clock.advance(10 * LONG_MS)  # The clock of the server has no effect.
         while len(live := await other.replicas()) > 1:
             await asyncio.sleep(0.005)
-        assert [one.address for one in live] == ["b:1"]
+        assert [item.address for item in live] == ["b:1"]
         (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
-        assert [(one.address, one.version) for one in again] == [("a:1", "2.0"), ("b:1", "1.0")]
+        assert [(item.address, item.version) for item in again] == [("a:1", "2.0"), ("b:1", "1.0")]
 
     async def test_replica_that_leaves_is_gone_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
         await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
         await other.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
-        assert [one.address for one in await store.replicas()] == ["b:1"]
+        assert [replica.address for replica in await store.replicas()] == ["b:1"]

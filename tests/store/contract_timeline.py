@@ -53,12 +53,12 @@ class TimelineContract(OpenedStores):
         assert ids(every) == [f"i{9 - number}" for number in range(10)]
         assert [i.position for i in every] == sorted(i.position for i in every)
         for newest_first in (False, True):
-            seen: list[Instant] = []
+            instants: list[Instant] = []
             while page := await store.instants(
-                InstantFilter(since=seen[-1].position if seen else None, newest_first=newest_first), 3
+                InstantFilter(since=instants[-1].position if instants else None, newest_first=newest_first), 3
             ):
-                seen += page
-            assert seen == (every[::-1] if newest_first else every)
+                instants += page
+            assert instants == (every[::-1] if newest_first else every)
 
     async def test_every_condition_of_a_filter_applies(self, store: GeneratorStore) -> None:
         await store.transact(
@@ -105,9 +105,9 @@ class TimelineContract(OpenedStores):
         undone = InstantState.ROLLED_BACK
         for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
             await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
-        found = await store.instant_by_fingerprint("uuid-of-t", "f")
-        assert found is not None
-        assert found.id == "b"
+        instant = await store.instant_by_fingerprint("uuid-of-t", "f")
+        assert instant is not None
+        assert instant.id == "b"
 
     async def test_archived_instants_are_still_read_in_order(self, store: GeneratorStore) -> None:
         for number in range(12):

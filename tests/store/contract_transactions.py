@@ -64,9 +64,9 @@ class TransactionsContract(OpenedStores):
             writer, reader = (store, other) if step % 2 else (other, store)
             await writer.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            seen = await reader.entry(TABLE, NS, "t")
-            assert seen is not None
-            assert seen.metadata_location == location
+            seen_entry = await reader.entry(TABLE, NS, "t")
+            assert seen_entry is not None
+            assert seen_entry.metadata_location == location
             assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
 
     async def test_fifty_creates_of_one_name_have_one_winner(
@@ -123,9 +123,9 @@ class TransactionsContract(OpenedStores):
             locations[name] = make_entry(name).metadata_location
         for step in range(3):
             new = f"file:///{step}"
-            one = [make_swap(name, at, f"{new}/one") for name, at in locations.items()]
+            swaps = [make_swap(name, at, f"{new}/one") for name, at in locations.items()]
             two = [make_swap(name, at, f"{new}/two") for name, at in locations.items()]
-            outcomes = await asyncio.gather(outcome(store.transact(one)), outcome(other.transact(two[::-1])))
+            outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other.transact(two[::-1])))
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:

@@ -198,25 +198,25 @@ class StoreMachine(RuleBasedStateMachine):
         await store.check_invariants()
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
-            listed = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda path: path[-1])
-            assert listed == sorted(children)
-            for path in listed:
+            pages = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda path: path[-1])
+            assert pages == sorted(children)
+            for path in pages:
                 assert await store.namespace(path) == Namespace(path, *model.namespaces[path])
         for path in model.namespaces:
             for kind in EntryKind:
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
-                there = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
-                listed = await _pages(
+                entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
+                pages = await _pages(
                     lambda after, at=path, of=kind: store.entries(of, at, after, 2), lambda entry: entry.name
                 )
-                assert listed == there
+                assert pages == entries
         every = [*model.relations.values(), *model.functions.values()]
         assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
         kept = sorted(model.dropped.values(), key=lambda one: one.id)
         assert await store.list_dropped(None, None, 99) == kept
         expired = sorted((d for d in kept if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id))
         assert await store.list_expired(model.now_ms, 99) == expired
-        uuids = {entry.uuid for entry in every} | {one.entry.uuid for one in kept}
+        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in kept}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(
@@ -226,8 +226,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 async def _pages(page: Any, key: Any) -> Sequence[Any]:
-    found: list[Any] = []
-    while more := await page(key(found[-1]) if found else None):
-        assert not found or key(more[0]) > key(found[-1]), "a page does not go on where the last one ended"
-        found += more
-    return found
+    results: list[Any] = []
+    while more := await page(key(results[-1]) if results else None):
+        assert not results or key(more[0]) > key(results[-1]), "a page does not go on where the last one ended"
+        results += more
+    return results

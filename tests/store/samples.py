@@ -16,21 +16,21 @@ NS: NamespacePath = ("ns",)
 
 
 def make_entry(name: str, kind: EntryKind = TABLE, namespace: NamespacePath = NS, **fields: Any) -> Entry:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "uuid": f"uuid-of-{name}",
         "metadata_location": f"file:///w/{name}/0.json",
         "created_ms": 5,
     } | fields
-    return Entry(kind=kind, namespace=namespace, name=name, **given)
+    return Entry(kind=kind, namespace=namespace, name=name, **options)
 
 
 def make_swap(name: str, expected: str, new: str, **fields: Any) -> SwapPointer:
-    given: dict[str, Any] = {"kind": TABLE, "namespace": NS, "uuid": f"uuid-of-{name}", "now_ms": 7} | fields
-    return SwapPointer(name=name, expected_location=expected, new_location=new, **given)
+    options: dict[str, Any] = {"kind": TABLE, "namespace": NS, "uuid": f"uuid-of-{name}", "now_ms": 7} | fields
+    return SwapPointer(name=name, expected_location=expected, new_location=new, **options)
 
 
 def make_instant(instant_id: str, **fields: Any) -> Instant:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "action": "commit",
         "state": InstantState.COMPLETED,
         "kind": TABLE,
@@ -40,21 +40,21 @@ def make_instant(instant_id: str, **fields: Any) -> Instant:
         "requested_ms": 1,
         "completed_ms": 2,
     } | fields
-    return Instant(id=instant_id, **given)
+    return Instant(id=instant_id, **options)
 
 
 def make_idempotency(key: str, expires_ms: int, **fields: Any) -> IdempotencyRecord:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "scope": "ann POST /v1/x",
         "request_hash": "h",
         "status": 200,
         "body": b"\x00\xffanswer",
     } | fields
-    return IdempotencyRecord(key=key, expires_ms=expires_ms, **given)
+    return IdempotencyRecord(key=key, expires_ms=expires_ms, **options)
 
 
 def ids(found: Iterable[Any]) -> list[str]:
-    return [one.id for one in found]
+    return [item.id for item in found]
 
 
 async def outcome(attempt: Awaitable[Any]) -> str:

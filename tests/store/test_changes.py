@@ -18,17 +18,17 @@ async def _commit(store: PointerStore, name: str) -> None:
 
 async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
-    async with open_store(url, clock=clock) as one, open_store(url, clock=clock) as two:
+    async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as two:
         changes = watch(url)
         assert changes is not None
-        seen = changes.number()
-        for count, store in enumerate((one, two, one, one, two)):
-            assert changes.number() == seen, "nothing was committed"
+        number = changes.number()
+        for count, store in enumerate((first_store, two, first_store, first_store, two)):
+            assert changes.number() == number, "nothing was committed"
             await store.grants("somebody")
-            assert changes.number() == seen, "reading is no change"
+            assert changes.number() == number, "reading is no change"
             await _commit(store, f"name-{count}")
-            assert changes.number() != seen
-            seen = changes.number()
+            assert changes.number() != number
+            number = changes.number()
         changes.close()
         assert changes.number() is None, "a database that cannot be asked says so"
 

@@ -17,10 +17,10 @@ CLOCK = SimulatedClock(seed=1)
 
 
 async def _refused(url: str, kind: type[SeamarkError] = ConfigError) -> str:
-    with pytest.raises(kind) as refused:
+    with pytest.raises(kind) as error:
         async with open_store(url, clock=CLOCK):
             pass
-    return refused.value.message
+    return error.value.message
 
 
 @pytest.mark.parametrize("slashes", ["sqlite://", "sqlite:///", "SQLITE://"])

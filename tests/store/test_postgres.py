@@ -137,15 +137,15 @@ async def test_reader_never_misses_a_slow_transaction(
         first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
         await _drive(slow, first)
         await store.transact([RecordInstant(make_instant("quick"))])
-        seen = await store.instants(InstantFilter(), 9)
-        assert await store.instants(InstantFilter(newest_first=True), 9) == seen[::-1]
+        instants = await store.instants(InstantFilter(), 9)
+        assert await store.instants(InstantFilter(newest_first=True), 9) == instants[::-1]
         if not recorded_first:
             await _drive(slow, RecordInstant(make_instant("slow")))
         await slow.execute("COMMIT")
-        since = seen[-1].position if seen else None
-        seen += await store.instants(InstantFilter(since=since), 9)
-        assert sorted(ids(seen)) == ["quick", "slow"]
-        assert (await store.instant("quick")) in seen
+        since = instants[-1].position if instants else None
+        instants += await store.instants(InstantFilter(since=since), 9)
+        assert sorted(ids(instants)) == ["quick", "slow"]
+        assert (await store.instant("quick")) in instants
 
 
 async def test_timeline_does_not_wait_for_transactions_of_other_programs(
@@ -236,9 +236,9 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
         assert task is not None
         tasks.add(task)
         server_in, server_out = await asyncio.open_connection(parts.hostname, parts.port)
-        held = asyncio.Event()
-        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held=held))
-        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held=held))
+        event = asyncio.Event()
+        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held=event))
+        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held=event))
         await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         for half in (up, down):
             half.cancel()
@@ -376,8 +376,8 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
 @pytest.mark.slow
 async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorStore, postgres_url: str) -> None:
     async def cycle() -> None:
-        async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as opened:
-            await opened.ping()
+        async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as postgres:
+            await postgres.ping()
 
     await cycle()
     before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
@@ -393,12 +393,12 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
 
 async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
     async def one(number: int) -> None:
-        async with open_postgres(postgres_url, clock=CLOCK) as opened:
-            await opened.transact([CreateNamespace((f"n{number}",), {})])
+        async with open_postgres(postgres_url, clock=CLOCK) as postgres:
+            await postgres.transact([CreateNamespace((f"n{number}",), {})])
 
     await asyncio.gather(*(one(number) for number in range(8)))
-    async with open_postgres(postgres_url, clock=CLOCK) as opened:
-        assert len(await opened.namespaces((), None, 99)) == 8
+    async with open_postgres(postgres_url, clock=CLOCK) as postgres:
+        assert len(await postgres.namespaces((), None, 99)) == 8
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,10 @@ async def test_database_of_an_older_version_is_upgraded(
 
 
 async def _refused(path: Path, clock: SimulatedClock) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         async with open_sqlite(path, clock=clock):
             pass
-    return refused.value.message
+    return error.value.message
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
             for n in range(8):
                 entry = await store.entry(TABLE, NS, f"t{n}")
                 assert entry is not None
-                assert entry.version - 1 == sum(1 for one in recorded if one.startswith(f"t{n}-"))
+                assert entry.version - 1 == sum(1 for item in recorded if item.startswith(f"t{n}-"))
     assert len(acknowledged) > 5
 
 
@@ -386,11 +386,11 @@ _FILL_THE_DISK = """
 
 def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
     # A limit on file size simulates a full disk: the write fails in the same call.
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_FILL_THE_DISK), str(path)],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=Path(__file__).parents[2],
     )
-    assert done.stdout.startswith("survived"), done.stderr
+    assert completed.stdout.startswith("survived"), completed.stderr

@@ -12,6 +12,6 @@ from seamark.commands.main import cli
 def invoke_seamark(*arguments: str, url: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run the command against the server at `url`, and return its exit code and its output."""
     environment = {**({"SEAMARK_URL": url} if url else {}), **(env or {})}
-    done = CliRunner().invoke(cli, list(arguments), env=environment, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    completed = CliRunner().invoke(cli, list(arguments), env=environment, prog_name="seamark")
+    assert completed.exception is None or isinstance(completed.exception, SystemExit), completed.exception
+    return completed.exit_code, completed.output

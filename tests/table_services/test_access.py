@@ -47,9 +47,9 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     credentials._chain.cache_clear()
 
 
-def settings(s3: S3, bucket: str, tmp_path: Path, **given: Any) -> Settings:
+def settings(s3: S3, bucket: str, tmp_path: Path, **options: Any) -> Settings:
     return Settings(
-        home=tmp_path, warehouse=f"s3://{bucket}/lake", s3_endpoint=s3.endpoint, s3_region=s3.region, **given
+        home=tmp_path, warehouse=f"s3://{bucket}/lake", s3_endpoint=s3.endpoint, s3_region=s3.region, **options
     )
 
 
@@ -58,8 +58,8 @@ def keys(s3: S3) -> dict[str, str]:
 
 
 async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    given = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
-    assert await storage_problem(given, SystemClock(), JOB_WORKER) == ""
+    given_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
+    assert await storage_problem(given_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
         left = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
@@ -89,8 +89,8 @@ async def test_missing_and_wrong_keys_are_reported(
     clock = SystemClock()
     assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
     wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
-    found = await storage_problem(wrong, clock, JOB_WORKER)
-    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in found
+    actual_storage_problem = await storage_problem(wrong, clock, JOB_WORKER)
+    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in actual_storage_problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._chain.cache_clear()
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
@@ -99,8 +99,10 @@ async def test_missing_and_wrong_keys_are_reported(
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"
-    given = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
-    assert f"does not reach the objects gateway at {url}" in await storage_problem(given, SystemClock(), JOB_WORKER)
+    given_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
+    assert f"does not reach the objects gateway at {url}" in await storage_problem(
+        given_settings, SystemClock(), JOB_WORKER
+    )
 
 
 def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Path) -> None:
@@ -127,9 +129,9 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
     async with running(tmp_path / "home", **files) as server:
         own = Certificate(authority.certificate, authority.key).leaves()
         authority.issue("another")
-        another = authority.certificate.read_text()
+        text = authority.certificate.read_text()
         await asyncio.to_thread(SeamarkClient(server.url, certificates=own).ping)
-        for other in (another, ""):
+        for other in (text, ""):
             client = SeamarkClient(server.url, certificates=other, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
                 await asyncio.to_thread(client.ping)
@@ -167,10 +169,10 @@ def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkey
     """The folder of the job stays if the server is killed."""
     request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
     (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))
-    seen: list[JobRequest] = []
+    job_requests: list[JobRequest] = []
 
-    def run(given: JobRequest, *_: Any) -> JobAnswer:
-        seen.append(given)
+    def run(job_request: JobRequest, *_: Any) -> JobAnswer:
+        job_requests.append(job_request)
         assert not any(b"key" in path.read_bytes() for path in tmp_path.iterdir())
         return JobAnswer(totals={"files": 1})
 
@@ -180,5 +182,5 @@ def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkey
     monkeypatch.setattr(importlib, "import_module", lambda name: rewrites)
     monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
     spark_driver.main()
-    assert seen == [request]
+    assert job_requests == [request]
     assert msgspec.json.decode((tmp_path / ANSWER).read_bytes(), type=JobAnswer).totals == {"files": 1}

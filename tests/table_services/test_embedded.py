@@ -54,7 +54,7 @@ def metric(server: Seamark, name: str) -> float:
 
 def worker_pids(server: Seamark) -> list[int]:
     """Return the worker processes of the server, by their parent in /proc."""
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -63,8 +63,8 @@ def worker_pids(server: Seamark) -> list[int]:
             except (OSError, IndexError):
                 continue
             if parent == server.pid and b"job_worker" in command:
-                found.append(int(folder.name))
-    return found
+                results.append(int(folder.name))
+    return results
 
 
 def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamark) -> None:
@@ -216,9 +216,9 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     block_until(lambda: any(run.state == "rolled_back" for run in client.timeline("db.bad", action="maintenance")))
 
     def listed(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
-        assert done.exit_code == 0, done.output
-        return done.output
+        completed = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
+        assert completed.exit_code == 0, completed.output
+        return completed.output
 
     everything = listed()
     assert "db.t" in everything

@@ -112,16 +112,16 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     ):
         url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(it.getsockname()[1])
         argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert "a symbolic link leads to it" in told.pop("swapped", "")
-    assert told.pop("storage") == f"{tmp_path}/own/a"
-    assert told.pop("storage elsewhere") == "PermissionError"
-    assert told.pop("dumps") == "0"
-    done_by = {name for name, what in told.items() if what == "done"}
+        completed = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    document = json.loads(completed.stdout)
+    assert "a symbolic link leads to it" in document.pop("swapped", "")
+    assert document.pop("storage") == f"{tmp_path}/own/a"
+    assert document.pop("storage elsewhere") == "PermissionError"
+    assert document.pop("dumps") == "0"
+    done_by = {name for name, what in document.items() if what == "done"}
     assert done_by == ALLOWED | {f"thread: {name}" for name in ALLOWED}
-    refused = {what for name, what in told.items() if what != "done" and "remove" not in name}
+    refused = {what for name, what in document.items() if what != "done" and "remove" not in name}
     assert refused == {"PermissionError"}
 
 
@@ -132,8 +132,8 @@ def test_kernel_without_landlock_restricts_nothing() -> None:
         "landlock._read_abi_version = lambda: 0\n"
         "print(landlock.confine_files(readable=[], writable=[]), open('/etc/hostname', 'rb').close())\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["False", "None"], done.stderr
+    completed = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert completed.stdout.split() == ["False", "None"], completed.stderr
 
 
 INPUT_SCRIPT = """

@@ -174,11 +174,11 @@ def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    found = set()
+    results = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            found.add(os.readlink(descriptor))
-    return str(path) in found
+            results.add(os.readlink(descriptor))
+    return str(path) in results
 
 
 def test_bytes_of_a_rewrite_are_those_added_since_the_last_one() -> None:

@@ -129,9 +129,9 @@ def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> Ta
         for number, time_ms in enumerate(times_ms, 1)
     ]
     last = len(times_ms)
-    given = {name.replace("_", "-"): value for name, value in ref.items()}
+    options = {name.replace("_", "-"): value for name, value in ref.items()}
     document |= {"current-snapshot-id": last, "last-sequence-number": last, "last-updated-ms": times_ms[-1]}
-    document["refs"] = {"main": {"type": "branch", "snapshot-id": last, **given}}
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": last, **options}}
     return decode_table(msgspec.json.encode(document), "t")
 
 
@@ -207,9 +207,9 @@ def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple
         {
             **snapshot, "snapshot-id": number, "sequence-number": number,
             **({"parent-snapshot-id": number - 1} if number > 1 else {}),
-            "summary": {name.replace("_", "-"): str(value) for name, value in given.items()},
+            "summary": {name.replace("_", "-"): str(value) for name, value in total.items()},
         }
-        for number, given in enumerate(totals, 1)
+        for number, total in enumerate(totals, 1)
     ]  # fmt: skip
     document |= {"current-snapshot-id": len(totals), "last-sequence-number": len(totals)}
     document["refs"] = {"main": {"type": "branch", "snapshot-id": len(totals)}}

@@ -65,8 +65,8 @@ async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(
         body = {"name": "t", "schema": SCHEMA}
         async with server.http.post(
             f"{server.url}/v1/namespaces/db/tables", json=body, headers=secrets["admin"]
-        ) as made:
-            assert made.status == 200, await made.text()
+        ) as response:
+            assert response.status == 200, await response.text()
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
         await lease.hold(state_of(("a", WAITING_LISTED + 1)))
 

@@ -162,8 +162,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         async def listed(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
             async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
                 assert answer.status == 200, await answer.text()
-                found: list[dict[str, Any]] = (await answer.json())[kind]
-                return found
+                result: list[dict[str, Any]] = (await answer.json())[kind]
+                return result
 
         assert await listed("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
@@ -314,10 +314,10 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 
     class TakenOver(Recorder):
         async def run(self, job: Job, report: Report) -> dict[str, Any]:
-            found = await super().run(job, report)
+            result = await super().run(job, report)
             if job.table == "a-worker":
                 raise RecursionError
-            return {RECHECK_AFTER: "soon", "event": 1} if job.table == "an-answer" else found
+            return {RECHECK_AFTER: "soon", "event": 1} if job.table == "an-answer" else result
 
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
     async with running(tmp_path) as server:

@@ -57,8 +57,8 @@ def run(*arguments: str) -> str:
 def standalone_cluster(folder: Path) -> Iterator[str]:
     """Start a master and a worker on loopback, and yield the URL of the master."""
     java_17()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     url = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_MEMORY": "256m"}
@@ -103,14 +103,14 @@ def test_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
 
 def drivers(home: Path) -> list[int]:
     """Return the job processes that this server has started; their scratch folders are below `home`."""
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and f"{home}/seamark-job-".encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+                results.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return results
 
 
 def limits_of(pid: int) -> tuple[int, int]:

@@ -166,12 +166,12 @@ class Storm:
             writer.allowed[step].append(frozenset(held.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
-            given = table_of(list(changed.items()))
+            table = table_of(list(changed.items()))
             try:
-                upsert(client, "db.t", given, keys=["id"], mode=mode, strategy=strategy)
+                upsert(client, "db.t", table, keys=["id"], mode=mode, strategy=strategy)
             except Unwritable:  # Once the table is partitioned by more than the key
                 assert strategy == "equality"
-                upsert(client, "db.t", given, keys=["id"])
+                upsert(client, "db.t", table, keys=["id"])
             writer.acknowledged = step
             step += 1
 
@@ -238,15 +238,15 @@ class Storm:
                     self.check(client, At(chosen), [-1] * len(self.writers))
                 except (NotFound, BadRequest, Unreadable):
                     # It has expired, and its files are gone; a snapshot that is still listed must be readable.
-                    listed = catalog.load_table("db.t").metadata.snapshots
-                    assert chosen not in {snapshot.snapshot_id for snapshot in listed}
+                    listed_snapshots = catalog.load_table("db.t").metadata.snapshots
+                    assert chosen not in {snapshot.snapshot_id for snapshot in listed_snapshots}
                     self.gone += 1
 
     def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:
-        found = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
-        assert all(row["part"] == row["id"] % 3 for row in found)
+        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
+        assert all(row["part"] == row["id"] % 3 for row in actual_rows)
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for row in found:
+        for row in actual_rows:
             rows[row["id"] // RANGE].append((row["id"], row["text"]))
         for writer, acknowledged in zip(self.writers, least, strict=True):
             writer.check(rows.pop(writer.number, []), acknowledged)
@@ -295,18 +295,18 @@ class Jobs:
                 process.join()
 
     def _start(self, kind: str) -> BaseProcess:
-        given = (kind, self._storm.url, "db.t", str(self._log), self._readable_ms, self._yields)
-        process = self._context.Process(target=job_loop.run, args=given, daemon=True)
+        arguments = (kind, self._storm.url, "db.t", str(self._log), self._readable_ms, self._yields)
+        process = self._context.Process(target=job_loop.run, args=arguments, daemon=True)
         process.start()
         return process
 
     def totals(self) -> dict[str, Counter[str]]:
         """Return the counts of jobs by kind, without runs that were killed."""
-        found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+        results: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)
-            found[kind].update({"runs": 1, **counts})
-        return found
+            results[kind].update({"runs": 1, **counts})
+        return results
 
 
 @pytest.fixture
@@ -393,6 +393,6 @@ def test_services_never_change_rows_or_stop_a_writer(
     statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}
     statistics |= {path_of(file.statistics_path) for file in table.metadata.partition_statistics}
     assert statistics
-    left = {path for path in stored(table) if "_seamark" not in path.parts}
-    assert left | statistics == needed(table) | statistics
+    paths = {path for path in stored(table) if "_seamark" not in path.parts}
+    assert paths | statistics == needed(table) | statistics
     storm.check(client, At(), steps)

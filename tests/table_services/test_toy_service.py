@@ -72,9 +72,9 @@ def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None
         assert outputs["idle"] == "The table service labelling has nothing to do on db.t.\n"
         assert "No problems found." in outputs["healthy"]
         assert "follow the new policy" in outputs["set"]
-        shown = {words[0]: words[1:] for words in map(str.split, outputs["policy"].splitlines()) if words}
-        assert shown["seamark.labelling.enabled"] == ["true", "namespace", "db"]
-        assert shown["seamark.labelling.min-files"] == ["2", "default"]
+        actual = {words[0]: words[1:] for words in map(str.split, outputs["policy"].splitlines()) if words}
+        assert actual["seamark.labelling.enabled"] == ["true", "namespace", "db"]
+        assert actual["seamark.labelling.min-files"] == ["2", "default"]
 
         # The namespace enables the service: the scheduler proposes a job after the next commit, and a worker runs it.
         catalog.load_table("db.t").append(pa.table({"id": [2]}, schema=SCHEMA))

@@ -37,8 +37,10 @@ def read_durations(path: Path = KEPT) -> dict[str, Duration]:
         return {}
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        found = [Duration(row["place"], int(row["tests"]), float(row["wall_s"]), float(row["cpu_s"])) for row in rows]
-    return {duration.place: duration for duration in found}
+        durations = [
+            Duration(row["place"], int(row["tests"]), float(row["wall_s"]), float(row["cpu_s"])) for row in rows
+        ]
+    return {duration.place: duration for duration in durations}
 
 
 def write_durations(durations: list[Duration], path: Path = KEPT) -> None:
@@ -110,14 +112,14 @@ class Keeper:
         self._found += [Duration(*duration) for duration in given]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        found = {duration.place: duration for duration in [*self._found, *self._recorder.found.values()]}
-        if not found:
+        results = {duration.place: duration for duration in [*self._found, *self._recorder.found.values()]}
+        if not results:
             return
-        ran = {place.partition("::")[0] for place in found}
-        others = [one for one in read_durations().values() if one.place.partition("::")[0] not in ran]
-        write_durations([*others, *found.values()])
-        files = [duration for duration in found.values() if "::" not in duration.place]
-        wall_s, cpu_s = sum(one.wall_s for one in files), sum(one.cpu_s for one in files)
+        ran = {place.partition("::")[0] for place in results}
+        durations = [duration for duration in read_durations().values() if duration.place.partition("::")[0] not in ran]
+        write_durations([*durations, *results.values()])
+        files = [duration for duration in results.values() if "::" not in duration.place]
+        wall_s, cpu_s = sum(file.wall_s for file in files), sum(file.cpu_s for file in files)
         terminalreporter.write_line(f"{KEPT.name}: {len(files)} files, {wall_s:.0f} s, {cpu_s:.0f} s of CPU")
 
 

@@ -61,16 +61,16 @@ def tier_of_path(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     if name in FILES:
         return FILES[name]
-    folders = [one for one in FOLDERS if name == one or name.startswith(f"{one}/")]
+    folders = [item for item in FOLDERS if name == item or name.startswith(f"{item}/")]
     return FOLDERS[max(folders, key=len)] if folders else TIERS[0]
 
 
 def tier_of(path: Path, fixtures: set[str], markers: set[str]) -> str:
     """Return the highest tier that the test's file, fixtures and markers require."""
-    asked = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
+    queries = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
     if markers & {"spark", "trino"}:
-        asked.append("engines")
-    return max(asked, key=TIERS.index)
+        queries.append("engines")
+    return max(queries, key=TIERS.index)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,28 +78,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    wanted = config.getoption("--tier")
-    if not wanted or collection_path.suffix != ".py":
+    expected = config.getoption("--tier")
+    if not expected or collection_path.suffix != ".py":
         return None
-    highest = max(map(TIERS.index, wanted))
+    highest = max(map(TIERS.index, expected))
     return True if TIERS.index(tier_of_path(collection_path)) > highest else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--tier")
-    left: list[pytest.Item] = []
+    expected = config.getoption("--tier")
+    remaining_items: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         tier = tier_of(item.path, set(getattr(item, "fixturenames", ())), markers)
         item.add_marker(tier)
         if "slow" in markers and "timeout" not in markers:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
-        if wanted and tier not in wanted:
-            left.append(item)
-    if left:
-        config.hook.pytest_deselected(items=left)
-        deselected = set(left)
+        if expected and tier not in expected:
+            remaining_items.append(item)
+    if remaining_items:
+        config.hook.pytest_deselected(items=remaining_items)
+        deselected = set(remaining_items)
         items[:] = [item for item in items if item not in deselected]
 
 

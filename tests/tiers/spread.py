@@ -63,11 +63,11 @@ def _guess_s(file: str) -> float:
 
 def order_of(nodeids: list[str]) -> list[int]:
     """Return the positions of the tests in starting order: whole units, the longest first."""
-    kept = read_durations()
+    durations = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
         unit = unit_of(file)
-        wall_s[unit] = wall_s.get(unit, 0.0) + (kept[file].wall_s if file in kept else _guess_s(file))
+        wall_s[unit] = wall_s.get(unit, 0.0) + (durations[file].wall_s if file in durations else _guess_s(file))
 
     def key(place: int) -> tuple[bool, float, str]:
         unit = unit_of(nodeids[place])

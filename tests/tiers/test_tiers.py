@@ -77,9 +77,9 @@ def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.M
     monkeypatch.setenv("TEST_SEED", "to be restored after the test")
     monkeypatch.delenv("TEST_SEED")
     monkeypatch.setattr(seeds, "EXPLORING", True)
-    drawn = seeds.first_seed()
-    assert os.environ["TEST_SEED"] == str(drawn)
-    assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {drawn}
+    first_seed = seeds.first_seed()
+    assert os.environ["TEST_SEED"] == str(first_seed)
+    assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {first_seed}
     monkeypatch.setenv("SEED_OF_ONE_TEST", "7")
     assert seeds.first_seed("SEED_OF_ONE_TEST") == 7
 
@@ -96,8 +96,8 @@ def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
 def test_processes_begin_to_compile_at_different_modules() -> None:
     files = [Path(f"tests/test_{number}.py") for number in range(10)]
     begun = [bytecode.rotated(files, number, 4) for number in range(4)]
-    assert [one[0] for one in begun] == [files[0], files[2], files[5], files[7]]
-    assert all(sorted(one) == files for one in begun)
+    assert [item[0] for item in begun] == [files[0], files[2], files[5], files[7]]
+    assert all(sorted(item) == files for item in begun)
     assert bytecode.rotated([], 3, 4) == []
 
 

@@ -10,6 +10,6 @@ from seamark.formats.runtime.clock import Clock, SimulatedClock, SystemClock
 @pytest.mark.parametrize("clock", [SystemClock(), SimulatedClock(7)])
 def test_uuids_of_one_millisecond_sort_in_the_order_of_their_creation(clock: Clock) -> None:
     uuids = [clock.uuid7() for _ in range(3_000)]
-    assert [str(one) for one in uuids] == sorted(str(one) for one in uuids)
-    assert {(one.version, one.variant) for one in uuids} == {(7, uuids[0].variant)}
-    assert len({one.int & (1 << 62) - 1 for one in uuids}) == 3_000, "62 bits are random"
+    assert [str(uuid) for uuid in uuids] == sorted(str(uuid) for uuid in uuids)
+    assert {(uuid.version, uuid.variant) for uuid in uuids} == {(7, uuids[0].variant)}
+    assert len({uuid.int & (1 << 62) - 1 for uuid in uuids}) == 3_000, "62 bits are random"

@@ -30,31 +30,31 @@ def ids(page: dict[str, Any]) -> list[str]:
 
 
 async def test_pages_are_consecutive_in_both_directions(server: Running) -> None:
-    written = [(await server.record(name)).id for name in "abcde"]
+    written_ids = [(await server.record(name)).id for name in "abcde"]
     seen: list[str] = []
     path = "/api/v1/timeline?limit=2"
     for _ in range(3):
         _, page = await server.get(path)
         seen += ids(page)
         path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
-    assert seen == written
+    assert seen == written_ids
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
     _, newest = await server.get("/api/v1/timeline?limit=2&order=desc")
-    assert ids(newest) == written[:-3:-1]
+    assert ids(newest) == written_ids[:-3:-1]
     _, older = await server.get(f"/api/v1/timeline?order=desc&since={newest['next-since']}")
-    assert ids(older) == written[-3::-1]
+    assert ids(older) == written_ids[-3::-1]
     _, end = await server.get(f"/api/v1/timeline?order=desc&since={older['next-since']}")
     assert end == {"instants": [], "next-since": None}
 
 
 async def test_all_conditions_of_a_filter_apply(server: Running) -> None:
-    wanted = await server.record("a", "drop")
+    expected = await server.record("a", "drop")
     await server.record("a", "commit")
     await server.record("b", "drop")
     _, page = await server.get("/api/v1/tables/db/a/timeline?action=drop&state=completed")
-    assert ids(page) == [wanted.id]
+    assert ids(page) == [expected.id]
     _, page = await server.get("/api/v1/timeline?state=requested")
     assert ids(page) == []
 
@@ -128,34 +128,34 @@ async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: Ru
 
 async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return (event id, data) of the next `count` events."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    results: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
     async with asyncio.timeout(60):
-        while len(found) < count:
+        while len(results) < count:
             line = (await answer.content.readline()).decode().rstrip("\n")
             if line.startswith("id: "):
                 event_id = line[4:]
             elif line.startswith("data: "):
-                found.append((event_id, json.loads(line[6:])))
-    return found
+                results.append((event_id, json.loads(line[6:])))
+    return results
 
 
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: Running, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
-    written = [(await server.record(name)).id for name in "ab"]
+    ids = [(await server.record(name)).id for name in "ab"]
     async with running(tmp_path) as other:
         async with other.http.get(f"{other.url}/api/v1/timeline", headers=headers) as stream:
             assert stream.status == 200
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
-            seen = await events_of(stream, 2)
-            written.append((await server.record("c")).id)  # By the other replica
-            seen += await events_of(stream, 1)
-            written.append((await other.record("d")).id)
-            seen += await events_of(stream, 1)
-        assert [data["id"] for _, data in seen] == written
-        assert all(event_id == data["position"] for event_id, data in seen)
-        headers["Last-Event-ID"] = seen[1][0]
+            events = await events_of(stream, 2)
+            ids.append((await server.record("c")).id)  # By the other replica
+            events += await events_of(stream, 1)
+            ids.append((await other.record("d")).id)
+            events += await events_of(stream, 1)
+        assert [data["id"] for _, data in events] == ids
+        assert all(event_id == data["position"] for event_id, data in events)
+        headers["Last-Event-ID"] = events[1][0]
         async with other.http.get(f"{other.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
             ((_, data),) = await events_of(stream, 1)
             assert data["name"] == "c"

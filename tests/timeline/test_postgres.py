@@ -23,16 +23,16 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
         first, second = await replica(stack, settings), await replica(stack, settings)
         await first.store.transact([CreateNamespace(path=("db",), properties={})])
 
-        async def write(one: Replica) -> list[str]:
-            return [await one.record() for _ in range(count)]
+        async def write(replica: Replica) -> list[str]:
+            return [await replica.record() for _ in range(count)]
 
-        async def read(one: Replica) -> list[str]:
+        async def read(replica: Replica) -> list[str]:
             seen: list[str] = []
             since = None
             while len(seen) < 4 * count:
-                found = await one.timeline.watch(InstantFilter(since=since), 7, 10)
-                seen += [instant.id for instant in found]
-                since = found[-1].position if found else since
+                watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
+                seen += [instant.id for instant in watch]
+                since = watch[-1].position if watch else since
             return seen
 
         async with asyncio.timeout(60):
@@ -40,7 +40,7 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
                 write(first), write(second), write(first), write(second), read(first), read(second)
             )
     assert seen == seen_too
-    assert sorted(seen) == sorted(one for ids in written for one in ids)
+    assert sorted(seen) == sorted(item for ids in written for item in ids)
 
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
@@ -54,7 +54,7 @@ async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, post
         instant = await first.record("x")
         async with asyncio.timeout(60):
             status, page = await poll
-        assert (status, [one["id"] for one in page["instants"]]) == (200, [instant.id])
+        assert (status, [instant["id"] for instant in page["instants"]]) == (200, [instant.id])
         await second.record("y")
         assert await receiver.until(2) == ["x", "y"]
         await asyncio.sleep(0.3)

@@ -56,17 +56,17 @@ async def test_watch_with_an_existing_match_answers_without_waiting(two: tuple[R
     first, _ = two
     instant_id = await first.record()
     async with asyncio.timeout(60):
-        found = await first.timeline.watch(InstantFilter(), 10, 30)
-    assert [instant.id for instant in found] == [instant_id]
+        watch = await first.timeline.watch(InstantFilter(), 10, 30)
+    assert [instant.id for instant in watch] == [instant_id]
 
 
 async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        one = await replica(stack, some_settings(tmp_path, watch_poll_s=60))
-        await one.store.transact([CreateNamespace(path=("db",), properties={})])
-        watch = asyncio.create_task(one.timeline.watch(InstantFilter(), 10, 60))
-        await until(lambda: one.timeline.watchers == 1)
-        instant_id = await one.record()
+        single_replica = await replica(stack, some_settings(tmp_path, watch_poll_s=60))
+        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        watch = asyncio.create_task(single_replica.timeline.watch(InstantFilter(), 10, 60))
+        await until(lambda: single_replica.timeline.watchers == 1)
+        instant_id = await single_replica.record()
         async with asyncio.timeout(60):
             assert [instant.id for instant in await watch] == [instant_id]
 
@@ -88,8 +88,8 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(two: tuple[Re
         await asyncio.sleep(0.2)
         assert not watcher.woken.is_set()
         await first.record("wanted")
-        found = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
-        assert [instant.name for instant in found] == ["wanted"]
+        result = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
+        assert [instant.name for instant in result] == ["wanted"]
 
 
 async def test_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, Replica]) -> None:
@@ -102,11 +102,11 @@ async def test_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, 
 
 async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        one = await replica(stack, some_settings(tmp_path, watch_poll_s=600))
-        await one.store.transact([CreateNamespace(path=("db",), properties={})])
-        watch = asyncio.create_task(one.timeline.watch(InstantFilter(), 10, 3))
-        await until(lambda: one.timeline.watchers == 1)
-        instant_id = await one.record(notify=False)
+        single_replica = await replica(stack, some_settings(tmp_path, watch_poll_s=600))
+        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        watch = asyncio.create_task(single_replica.timeline.watch(InstantFilter(), 10, 3))
+        await until(lambda: single_replica.timeline.watchers == 1)
+        instant_id = await single_replica.record(notify=False)
         assert [instant.id for instant in await watch] == [instant_id]
 
 
@@ -117,7 +117,7 @@ async def test_watchers_over_the_limit_are_told_to_retry_later(two: tuple[Replic
     with pytest.raises(RetryLater, match="3 clients already watch"):
         await first.timeline.watch(InstantFilter(), 1, 30)
     await first.record()
-    assert [len(found) for found in await asyncio.gather(*watches)] == [1, 1, 1]
+    assert [len(result) for result in await asyncio.gather(*watches)] == [1, 1, 1]
     assert first.timeline.watchers == 0
 
 
@@ -141,33 +141,33 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(two: tu
     first, second = two
     count = 60
 
-    async def write(one: Replica) -> list[str]:
-        return [await one.record() for _ in range(count)]
+    async def write(replica: Replica) -> list[str]:
+        return [await replica.record() for _ in range(count)]
 
-    async def read(one: Replica) -> list[str]:
+    async def read(replica: Replica) -> list[str]:
         seen: list[str] = []
         since = None
         while len(seen) < 2 * count:
-            found = await one.timeline.watch(InstantFilter(since=since), 7, 10)
-            seen += [instant.id for instant in found]
-            since = found[-1].position if found else since
+            watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
+            seen += [instant.id for instant in watch]
+            since = watch[-1].position if watch else since
         return seen
 
     async with asyncio.timeout(60):
         written_a, written_b, *seen = await asyncio.gather(write(first), write(second), read(first), read(second))
     assert seen[0] == seen[1]
     assert len(set(seen[0])) == 2 * count
-    assert [one for one in seen[0] if one in set(written_a)] == written_a
-    assert [one for one in seen[0] if one in set(written_b)] == written_b
+    assert [item for item in seen[0] if item in set(written_a)] == written_a
+    assert [item for item in seen[0] if item in set(written_b)] == written_b
 
 
 async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        one = await replica(stack, some_settings(tmp_path, timeline_keep=2))
-        await one.store.transact([CreateNamespace(path=("db",), properties={})])
-        ids = [await one.record() for _ in range(5)]
-        assert await one.timeline.archive() == 3
-        assert await one.timeline.archive() == 0
-        assert [instant.id for instant in await one.timeline.read(InstantFilter(), 10)] == ids
-        live = await one.timeline.read(InstantFilter(archived=False), 10)
+        single_replica = await replica(stack, some_settings(tmp_path, timeline_keep=2))
+        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        ids = [await single_replica.record() for _ in range(5)]
+        assert await single_replica.timeline.archive() == 3
+        assert await single_replica.timeline.archive() == 0
+        assert [instant.id for instant in await single_replica.timeline.read(InstantFilter(), 10)] == ids
+        live = await single_replica.timeline.read(InstantFilter(archived=False), 10)
         assert [instant.id for instant in live] == ids[-2:]

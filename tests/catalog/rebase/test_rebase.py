@@ -13,20 +13,20 @@ from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.commit.engine_commits import rebase
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, local, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
-from tests.catalog.rig import CALLER, RacingStore, rig
+from tests.catalog.rig import CALLER, RacingStore, open_rig
 
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: Path, version: int) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, version)
-        await append(it, {"a": 1})
-        late, made = Appender(await load(it)), {"late-1": 10, "late-2": 5}
+    async with open_rig(tmp_path) as rig:
+        await create(rig, version)
+        await append(rig, {"a": 1})
+        late, made = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
         request = late.commit(made)
-        await append(it, {"b": 2})
-        last = await append(it, {"c": 3})
-        done = await commit(it, request)
-        metadata = await load(it)
+        await append(rig, {"b": 2})
+        last = await append(rig, {"c": 3})
+        done = await commit(rig, request)
+        metadata = await load(rig)
         snapshot = head(metadata)
         assert done.metadata.current_snapshot_id == snapshot["snapshot-id"] == late.snapshot_id
         assert snapshot["parent-snapshot-id"] == last.snapshot_id
@@ -50,53 +50,53 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
 
 
 async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await append(it, {"a": 1})
-        late = Appender(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await append(rig, {"a": 1})
+        late = Appender(await load(rig))
         request = late.commit({"old-1": 1, "old-2": 1})
         request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
-        await append(it, {"b": 2})
+        await append(rig, {"b": 2})
         with pytest.raises(CommitConflict):
-            await commit(it, request)
+            await commit(rig, request)
         refused_list, refused_manifests = late.manifest_list, list(late.manifests)
         late.manifests.clear()
-        await commit(it, late.commit({"new": 1}))
+        await commit(rig, late.commit({"new": 1}))
         assert (late.manifest_list, late.manifests) == (refused_list, refused_manifests)
-        assert read_snapshot(head(await load(it))).keys() == {"a", "b", "new"}
+        assert read_snapshot(head(await load(rig))).keys() == {"a", "b", "new"}
 
 
-def _schema_change(client: Appender, made: Commit) -> None:
-    made[1].append({"action": "set-properties", "updates": {"x": "1"}})
+def _schema_change(client: Appender, commit: Commit) -> None:
+    commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
 
-def _other_operation(client: Appender, made: Commit) -> None:
-    made[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
+def _other_operation(client: Appender, commit: Commit) -> None:
+    commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
 
 
-def _second_requirement(client: Appender, made: Commit) -> None:
-    made[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
+def _second_requirement(client: Appender, commit: Commit) -> None:
+    commit[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
 
 
-def _other_parent(client: Appender, made: Commit) -> None:
-    made[0][1]["snapshot-id"] = 12345
+def _other_parent(client: Appender, commit: Commit) -> None:
+    commit[0][1]["snapshot-id"] = 12345
 
 
-def _no_list(client: Appender, made: Commit) -> None:
-    made[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
+def _no_list(client: Appender, commit: Commit) -> None:
+    commit[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
 
 
-def _list_outside(client: Appender, made: Commit) -> None:
-    made[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
+def _list_outside(client: Appender, commit: Commit) -> None:
+    commit[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
 
 
-def _cut_manifest(client: Appender, made: Commit) -> None:
+def _cut_manifest(client: Appender, commit: Commit) -> None:
     path = local(client.manifests[0])
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _miscounted(client: Appender, made: Commit) -> None:
-    made[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
+def _miscounted(client: Appender, commit: Commit) -> None:
+    commit[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
 
 
 REQUESTS = [
@@ -134,162 +134,162 @@ KNOBS: dict[str, dict[str, Any]] = {
 async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[Appender, Commit], None]
 ) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, 3)
-        await append(it, {"a": 1})
-        client = Appender(await load(it), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
+    async with open_rig(tmp_path) as rig:
+        await create(rig, 3)
+        await append(rig, {"a": 1})
+        client = Appender(await load(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
         request = client.commit({"late": 1})
         if not isinstance(spoil, str):
             spoil(client, request)
-        await append(it, {"b": 2})
-        metadata, before = await load(it), await it.files()
+        await append(rig, {"b": 2})
+        metadata, before = await load(rig), await rig.files()
         with pytest.raises(CommitConflict):
-            await commit(it, request)
-        await it.publisher.close()
-        assert await it.files() == before
-        assert await load(it) == metadata
+            await commit(rig, request)
+        await rig.publisher.close()
+        assert await rig.files() == before
+        assert await load(rig) == metadata
         sound = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
-        await commit(it, sound.commit({"late": 1}))
-        assert set(read_snapshot(head(await load(it)))) == {"a", "b", "late"}, "a sound one comes through"
+        await commit(rig, sound.commit({"late": 1}))
+        assert set(read_snapshot(head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        first = await append(it, {"a": 1})
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        first = await append(rig, {"a": 1})
         dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
-        await commit(it, ([], [{"action": "set-snapshot-ref", **dev}]))
-        late = Appender(await load(it), branch="dev").commit({"late": 1})
-        await commit(it, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
+        await commit(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
+        late = Appender(await load(rig), branch="dev").commit({"late": 1})
+        await commit(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
         with pytest.raises(CommitConflict, match="dev is missing"):
-            await commit(it, late)
-        await commit(it, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
-        await append(it, {"b": 1})
+            await commit(rig, late)
+        await commit(rig, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
+        await append(rig, {"b": 1})
         with pytest.raises(CommitConflict):
-            await commit(it, late)
+            await commit(rig, late)
 
 
 async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await append(it, {"a": 1})
-        metadata = await load(it)
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await append(rig, {"a": 1})
+        metadata = await load(rig)
         same_id = Appender(metadata).commit({"other": 1})
         thief = Appender(metadata)
-        first = await append(it, {"b": 1})
+        first = await append(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
         thief.listed = {"manifest_path": first.manifests[0]}
-        stands = await load(it)
+        stands = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
-                await commit(it, request)
-        assert await load(it) == stands
+                await commit(rig, request)
+        assert await load(rig) == stands
 
 
 async def test_append_that_needs_too_many_manifest_reads_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await append(it, {"a": 1})
-        late = Appender(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await append(rig, {"a": 1})
+        late = Appender(await load(rig))
         request = late.commit({"late": 1})
-        await append(it, {"b": 1})
+        await append(rig, {"b": 1})
         size = local(late.manifests[0]).stat().st_size
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
         with pytest.raises(CommitConflict):
-            await commit(it, request)
+            await commit(rig, request)
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size)
-        await commit(it, request)
+        await commit(rig, request)
 
 
 @pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
 async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
-    async with rig(tmp_path) as it:
-        await it.table(properties={"seamark.commit.rebase": value})
-        late = Appender(await load(it)).commit({"late": 1})
-        await append(it, {"a": 1})
+    async with open_rig(tmp_path) as rig:
+        await rig.table(properties={"seamark.commit.rebase": value})
+        late = Appender(await load(rig)).commit({"late": 1})
+        await append(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
-            await commit(it, late)
-        await commit(it, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
-        await commit(it, late)
-        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
+            await commit(rig, late)
+        await commit(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
+        await commit(rig, late)
+        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
 
 
 async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await it.table("u")
-        late = Appender(await load(it)).commit({"late": 1})
-        await append(it, {"a": 1})
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await rig.table("u")
+        late = Appender(await load(rig)).commit({"late": 1})
+        await append(rig, {"a": 1})
         changes = [
             TableChange(DB, "t", *late),
             TableChange(DB, "u", [], [{"action": "set-properties", "updates": {"x": "1"}}]),
         ]
         with pytest.raises(CommitConflict):
-            await it.commits.commit_transaction(CALLER, changes)
+            await rig.commits.commit_transaction(CALLER, changes)
 
 
 @pytest.mark.parametrize("merge", [0, 1])
 async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tmp_path: Path, merge: int) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await append(it, {"a": 1})
-        late = Appender(await load(it), merge=merge).commit({"late": 10})
-        await commit(it, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
-        await append(it, {"b": 2})
-        await commit(it, late)
-        metadata = await load(it)
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await append(rig, {"a": 1})
+        late = Appender(await load(rig), merge=merge).commit({"late": 10})
+        await commit(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
+        await append(rig, {"b": 2})
+        await commit(rig, late)
+        metadata = await load(rig)
         files = read_snapshot(head(metadata))
         assert {path: file.first_row_id for path, file in files.items()} == {"a": 2, "b": 0, "late": 3}
         assert (head(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
 
 
 async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        first = await append(it, {"a": 1})
-        metadata = await load(it)
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        first = await append(rig, {"a": 1})
+        metadata = await load(rig)
         late = Appender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit({"late": 1})
-        await append(it, {"b": 2})
+        await append(rig, {"b": 2})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id}
-        await commit(it, ([], [{"action": "set-snapshot-ref", **ref}]))
-        await append(it, {"c": 1})
-        await commit(it, late)
-        metadata = await load(it)
+        await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
+        await append(rig, {"c": 1})
+        await commit(rig, late)
+        metadata = await load(rig)
         assert set(read_snapshot(head(metadata))) == {"a", "c", "late"}
         assert head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
 async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, 3)
-        first = await append(it, {"a": 1})
+    async with open_rig(tmp_path) as rig:
+        await create(rig, 3)
+        first = await append(rig, {"a": 1})
         create_dev = {
             "action": "set-snapshot-ref",
             "ref-name": "dev",
             "type": "branch",
             "snapshot-id": first.snapshot_id,
         }
-        await commit(it, ([], [create_dev]))
-        late = Appender(await load(it), branch="dev").commit({"late": 1})
-        await append(it, {"b": 2})
-        await commit(it, late)
-        metadata = await load(it)
+        await commit(rig, ([], [create_dev]))
+        late = Appender(await load(rig), branch="dev").commit({"late": 1})
+        await append(rig, {"b": 2})
+        await commit(rig, late)
+        metadata = await load(rig)
         assert set(read_snapshot(head(metadata, "dev"))) == {"a", "late"}
         assert set(read_snapshot(head(metadata))) == {"a", "b"}
         assert head(metadata, "dev")["sequence-number"] == 3
 
 
 async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        first = await append(it, {"a": 1})
-        late = Appender(await load(it), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        first = await append(rig, {"a": 1})
+        late = Appender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
-        await commit(it, ([], [{"action": "set-snapshot-ref", **ref}]))
-        await append(it, {"b": 1}, retention={"max-ref-age-ms": 77})
-        done = await commit(it, late)
+        await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
+        await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
+        done = await commit(rig, late)
         assert (done.metadata.refs["main"].max_ref_age_ms, done.metadata.refs["main"].min_snapshots_to_keep) == (
             77,
             None,
@@ -297,16 +297,16 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
 
 
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        first = Appender(await load(it), snapshot={"timestamp-ms": (await load(it))["last-updated-ms"] + 50_000})
-        late = Appender(await load(it)).commit({"late": 3})
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        first = Appender(await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000})
+        late = Appender(await load(rig)).commit({"late": 3})
         late[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
-        await commit(it, request)
-        await commit(it, late)
-        snapshot = head(await load(it))
+        await commit(rig, request)
+        await commit(rig, late)
+        snapshot = head(await load(rig))
         assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
             "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
@@ -315,24 +315,24 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
 
 
 async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
-        await append(it, {"a": 1})
-        late = Appender(await load(it))
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
+        await append(rig, {"a": 1})
+        late = Appender(await load(rig))
         request = late.commit({"late": 1})
-        await append(it, {"b": 2})
-        done = await commit(it, request)
-        await append(it, {"c": 3})
-        again = await commit(it, request)
+        await append(rig, {"b": 2})
+        done = await commit(rig, request)
+        await append(rig, {"c": 3})
+        again = await commit(rig, request)
         assert again.metadata == done.metadata
-        await commit(it, ([], [{"action": "remove-snapshots", "snapshot-ids": [late.snapshot_id]}]))
-        before = await it.files()
-        again = await commit(it, request)
+        await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [late.snapshot_id]}]))
+        before = await rig.files()
+        again = await commit(rig, request)
         assert done.entry is not None
         assert again.entry is not None
         assert again.entry.metadata_location == done.entry.metadata_location
-        assert await it.files() == before
-        files = read_snapshot(head(await load(it)))
+        assert await rig.files() == before
+        files = read_snapshot(head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
 
@@ -344,28 +344,28 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         racing.append(RacingStore(store))
         return racing[0]
 
-    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
-        await create(it)
-        await append(it, {"a": 1})
-        await append(it, {"b": 2})
-        late = Appender(await load(it), merge=2 if merges else 0)
+    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+        await create(rig)
+        await append(rig, {"a": 1})
+        await append(rig, {"b": 2})
+        late = Appender(await load(rig), merge=2 if merges else 0)
         request = late.commit({"late": 1})
-        await append(it, {"c": 3}, merge=1)
-        before = await it.files()
+        await append(rig, {"c": 3}, merge=1)
+        before = await rig.files()
 
         async def intrude() -> None:
             await append(other, {"d": 4})
 
         racing[0].intruder = intrude
-        await commit(it, request)
-        await it.publisher.close()
-        metadata = await load(it)
+        await commit(rig, request)
+        await rig.publisher.close()
+        metadata = await load(rig)
         files = read_snapshot(head(metadata))
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
         # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
-        assert len(await it.files() - before) == 2 + 2 + 1 + merges
+        assert len(await rig.files() - before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:
@@ -392,37 +392,39 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
         forgetful.append(ForgetfulStore(store))
         return forgetful[0]
 
-    async with rig(tmp_path, wrap_store=wrap) as it:
-        await create(it)
-        late = Appender(await load(it)).commit({"late": 1})
-        await append(it, {"a": 1})
+    async with open_rig(tmp_path, wrap_store=wrap) as rig:
+        await create(rig)
+        late = Appender(await load(rig)).commit({"late": 1})
+        await append(rig, {"a": 1})
         forgetful[0].forgets = True
         with pytest.raises(CommitUnknown):
-            await commit(it, late)
+            await commit(rig, late)
         forgetful[0].forgets = False
-        await it.publisher.close()
-        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
-        done = await commit(it, late)
-        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
+        await rig.publisher.close()
+        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
+        done = await commit(rig, late)
+        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
         assert done.metadata.last_sequence_number == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
 async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path, apart: bool) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, 3)
+    async with open_rig(tmp_path) as rig:
+        await create(rig, 3)
         for name in ("a", "b", "c"):
-            await append(it, {name: 1})
-        one, two = [Appender(await load(it), merge=3, apart=apart) for _ in range(2)]
+            await append(rig, {name: 1})
+        one, two = [Appender(await load(rig), merge=3, apart=apart) for _ in range(2)]
         requests = [one.commit({"one": 10}), two.commit({"two": 20})]
         for request in requests:
-            await commit(it, request)
-        metadata = await load(it)
-        listed = read_list(head(metadata))
-        named = {row["manifest_path"] for row in listed}
-        assert set(one.manifests) <= named
-        assert named & set(two.manifests) == set(two.manifests[:1] if apart else []), "what added nothing is left out"
-        assert [row["added_files_count"] for row in listed if row["added_snapshot_id"] == two.snapshot_id] == [1]
+            await commit(rig, request)
+        metadata = await load(rig)
+        listed_list = read_list(head(metadata))
+        manifest_paths = {row["manifest_path"] for row in listed_list}
+        assert set(one.manifests) <= manifest_paths
+        assert manifest_paths & set(two.manifests) == set(two.manifests[:1] if apart else []), (
+            "what added nothing is left out"
+        )
+        assert [row["added_files_count"] for row in listed_list if row["added_snapshot_id"] == two.snapshot_id] == [1]
         files = read_snapshot(head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)
@@ -430,15 +432,15 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
 
 
 async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        await create(it)
+    async with open_rig(tmp_path) as rig:
+        await create(rig)
         for name in ("a", "b", "c"):
-            await append(it, {name: 1})
-        late = Appender(await load(it), merge=3)
+            await append(rig, {name: 1})
+        late = Appender(await load(rig), merge=3)
         request = late.commit({"late": 10})
-        await append(it, {"d": 1})
-        await commit(it, request)
-        listed = read_list(head(await load(it)))
-        assert [row["manifest_path"] for row in listed if row["existing_files_count"]] == late.manifests
-        assert len(listed) == 2
-        assert [row["min_sequence_number"] for row in listed] == [1, 4]
+        await append(rig, {"d": 1})
+        await commit(rig, request)
+        listed_list = read_list(head(await load(rig)))
+        assert [row["manifest_path"] for row in listed_list if row["existing_files_count"]] == late.manifests
+        assert len(listed_list) == 2
+        assert [row["min_sequence_number"] for row in listed_list] == [1, 4]

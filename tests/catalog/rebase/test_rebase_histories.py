@@ -13,7 +13,7 @@ import pytest
 
 from tests.catalog.appender import Appender, Commit, Row, read_snapshot
 from tests.catalog.appends import commit, create, head, load
-from tests.catalog.rig import Rig, rig
+from tests.catalog.rig import Rig, open_rig
 from tests.seeds import quick
 
 
@@ -45,7 +45,7 @@ class Model:
                     assert kept == file.first_row_id, f"{about}: the rows of {path} were renumbered"
             if "first-row-id" in snapshot:
                 self._check_rows(files, metadata, about)
-        numbers = [one["sequence-number"] for one in metadata["snapshots"]]
+        numbers = [snapshot["sequence-number"] for snapshot in metadata["snapshots"]]
         assert len(set(numbers)) == len(numbers), about
 
     def _check_rows(self, files: dict[str, Any], metadata: Row, about: str) -> None:
@@ -125,9 +125,9 @@ class History:
 async def test_random_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, seed: int, version: int, upgrades: bool
 ) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, version)
-        await History(it, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
+    async with open_rig(tmp_path) as rig:
+        await create(rig, version)
+        await History(rig, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
 
 
 @pytest.mark.slow
@@ -137,6 +137,6 @@ async def test_long_random_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, version: int, upgrades: bool
 ) -> None:
     for seed in range(100, 140):
-        async with rig(tmp_path / str(seed)) as it:
-            await create(it, version)
-            await History(it, random.Random(seed)).run(60, upgrades=upgrades, about=f"seed {seed}, version {version}")
+        async with open_rig(tmp_path / str(seed)) as rig:
+            await create(rig, version)
+            await History(rig, random.Random(seed)).run(60, upgrades=upgrades, about=f"seed {seed}, version {version}")

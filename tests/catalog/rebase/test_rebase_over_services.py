@@ -39,15 +39,15 @@ class Table:
 
     async def load(self) -> Row:
         _, loaded = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
-        found: Row = loaded["metadata"]
-        return found
+        row: Row = loaded["metadata"]
+        return row
 
-    async def commit(self, made: Commit) -> None:
-        await self.components.engine_commits.commit_table(CALLER, DB, "t", *made)
+    async def commit(self, commit: Commit) -> None:
+        await self.components.engine_commits.commit_table(CALLER, DB, "t", *commit)
 
     async def rewrite(self) -> bool:
-        done = await self.components.manifest_rewrite.rewrite(CALLER, DB, "t", RewriteManifestsRequest())
-        return done.snapshot_id is not None
+        rewrite = await self.components.manifest_rewrite.rewrite(CALLER, DB, "t", RewriteManifestsRequest())
+        return rewrite.snapshot_id is not None
 
 
 @asynccontextmanager
@@ -89,17 +89,19 @@ class History:
 
     async def begin(self, merge: int | None = None) -> Late:
         source, files = self.source, self.files
-        made: dict[str, int] = {}
+        document: dict[str, int] = {}
         for _ in range(source.randint(1, 3)):
             self.count += 1
-            made[f"file-{self.count}"] = source.randint(1, 9)
+            document[f"file-{self.count}"] = source.randint(1, 9)
         gone = source.sample(sorted(files), min(len(files), source.choice([0, 0, 1, 2])))
         gone += source.sample(sorted(self.deletes), min(len(self.deletes), source.choice([0, 0, 1])))
         deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
         client = Appender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
-        return Late(client, client.commit(made, gone, deletes), made, gone, deletes, self.rows_version, dict(files))
+        return Late(
+            client, client.commit(document, gone, deletes), document, gone, deletes, self.rows_version, dict(files)
+        )
 
     async def finish(self, late: Late) -> None:
         if late.seen != self.rows_version:
@@ -116,8 +118,8 @@ class History:
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (late.client.expected if is_undo else overtook)
             if late.gone or late.deletes:  # For an append that merged, the files are listed again.
-                listed = {row["manifest_path"] for row in read_list(snapshot)}
-                assert set(late.client.manifests) <= listed
+                manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
+                assert set(late.client.manifests) <= manifest_paths
         if late.gone or late.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
             self.undone += self.files != late.before
             self.files = dict(late.before)
@@ -134,19 +136,19 @@ class History:
         gone = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
         self.count += 1
         path = f"{metadata['location']}/data/merged-{self.count}.parquet"
-        records = sum(self.files[each] for each in gone)
+        records = sum(self.files[item] for item in gone)
         file = {"content": "data", "file-path": path, "file-format": "parquet", "spec-id": 0, "partition": []}
         body = {
             "operation": "replace",
             "read-snapshot-id": metadata["current-snapshot-id"],
             "add": [{**file, "file-size-in-bytes": 100, "record-count": records}],
-            "remove": [{"file-path": each} for each in gone],
+            "remove": [{"file-path": item} for item in gone],
         }
         url = f"{self.table.server.url}/api/v1/tables/db/t/commit"
         async with self.table.server.http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
-        for each in gone:
-            del self.files[each]
+        for item in gone:
+            del self.files[item]
         self.files[path] = records
         self.check(await self.table.load(), "replaced")
 
@@ -161,8 +163,8 @@ class History:
                 elif await self.table.rewrite():
                     self.check(await self.table.load(), "rewritten")
             self.source.shuffle(late)
-            for each in late:
-                await self.finish(each)
+            for item in late:
+                await self.finish(item)
 
     def check(self, metadata: Row, about: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
@@ -243,13 +245,13 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         for _ in range(2):
             await history.replace()
-        known = [each["snapshot-id"] for each in (await table.load())["snapshots"]]
+        snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
         await table.commit(late)
-        undone = known[1:]
+        undone = snapshot_ids[1:]
         assert head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
-        await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": known}]))
-        assert {each["snapshot-id"] for each in (await table.load())["snapshots"]} > set(undone)
-        assert known[0] not in {each["snapshot-id"] for each in (await table.load())["snapshots"]}
+        await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": snapshot_ids}]))
+        assert {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]} > set(undone)
+        assert snapshot_ids[0] not in {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]}
 
 
 async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
@@ -305,13 +307,15 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         }
         async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
             assert answer.status == 409, await answer.text()
-        found = {}
+        results = {}
         for what in ("health", "timeline"):
             async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{what}") as answer:
                 assert answer.status == 200, await answer.text()
-                found[what] = await answer.json()
-    assert "replacement with other rows" in {one["problem"] for one in found["health"]["problems"]}
+                results[what] = await answer.json()
+    assert "replacement with other rows" in {problem["problem"] for problem in results["health"]["problems"]}
     (told,) = [
-        each["summary"]["other-rows"] for each in found["timeline"]["instants"] if "other-rows" in each["summary"]
+        instant["summary"]["other-rows"]
+        for instant in results["timeline"]["instants"]
+        if "other-rows" in instant["summary"]
     ]
     assert told == "it adds 3 rows and removes 1"

@@ -47,11 +47,11 @@ def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
     Skips the test if this user may not mount.
     """
     root.mkdir()
-    done = subprocess.run(
+    completed = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "seamark-test", str(root)], capture_output=True, text=True
     )
-    if done.returncode:
-        pytest.skip(f"a full disk needs the right to mount a tmpfs: {done.stderr.strip()}")
+    if completed.returncode:
+        pytest.skip(f"a full disk needs the right to mount a tmpfs: {completed.stderr.strip()}")
     try:
         yield SmallDisk(root)
     finally:

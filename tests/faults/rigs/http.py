@@ -88,7 +88,7 @@ class Client:
     def tables(self) -> list[str]:
         status, body = self.call("GET", "/v1/namespaces/db/tables")
         assert status == 200, body
-        return [found["name"] for found in body["identifiers"]]
+        return [identifier["name"] for identifier in body["identifiers"]]
 
     def append(
         self, snapshot_id: int, parent: int | None, sequence: int, name: str = "t", key: str | None = None

@@ -31,46 +31,46 @@ def violations(chain: list[int], events: list[Event], initial: int | None = None
 
     `chain` is the table's history, oldest first, and `initial` is the head before it.
     """
-    found: list[str] = []
+    results: list[str] = []
     place = {value: index for index, value in enumerate(chain)}
     if len(place) != len(chain):
-        found.append("the chain holds a snapshot twice")
+        results.append("the chain holds a snapshot twice")
     appends = {event.value: event for event in events if event.kind == "append" and event.outcome != "conflict"}
     for event in events:
         if event.kind != "append":
             continue
         if event.outcome == "ok" and event.value not in place:
-            found.append(f"lost update: {event.value} was acknowledged and is not in the chain")
+            results.append(f"lost update: {event.value} was acknowledged and is not in the chain")
         if event.outcome == "conflict" and event.value in place:
-            found.append(f"phantom: {event.value} was refused and is in the chain")
+            results.append(f"phantom: {event.value} was refused and is in the chain")
         if event.outcome == "ok" and event.value in place:
             index = place[event.value]
             before = chain[index - 1] if index else initial
             if before != event.expected:
-                found.append(f"{event.value} replaced {before}, but was built on {event.expected}")
-    found += [f"nobody wrote {value}" for value in chain if value not in appends]
-    found += _against_real_time(chain, appends)
+                results.append(f"{event.value} replaced {before}, but was built on {event.expected}")
+    results += [f"nobody wrote {value}" for value in chain if value not in appends]
+    results += _against_real_time(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
-            found += _unfounded_conflict(event, chain, place, appends, initial)
+            results += _unfounded_conflict(event, chain, place, appends, initial)
         if event.kind == "read":
-            found += _impossible_read(event, chain, place, appends, initial)
-    return found
+            results += _impossible_read(event, chain, place, appends, initial)
+    return results
 
 
 def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
     """Return the violations of real time: an append that ended before another began must precede it."""
-    found = []
+    results = []
     latest_began, who = float("-inf"), 0
     for value in chain:
         event = appends.get(value)
         if event is None:
             continue
         if event.outcome == "ok" and event.ended < latest_began:
-            found.append(f"{value} ended before {who} began, but stands after it in the chain")
+            results.append(f"{value} ended before {who} began, but stands after it in the chain")
         if event.began > latest_began:
             latest_began, who = event.began, value
-    return found
+    return results
 
 
 def _window(

@@ -36,11 +36,11 @@ def killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = No
     """Run a job that is killed at event `number`; return None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     given = None if env is None else {**os.environ, **env}
-    done = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)
-    if done.returncode == -signal.SIGKILL:
+    completed = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)
+    if completed.returncode == -signal.SIGKILL:
         return None
-    assert done.returncode == 0
-    return msgspec.json.decode(done.stdout, type=StatementAnswer)
+    assert completed.returncode == 0
+    return msgspec.json.decode(completed.stdout, type=StatementAnswer)
 
 
 def main(number: int) -> None:
@@ -53,9 +53,9 @@ def main(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **kwargs: Any) -> Any:
             event()
-            result = method(*arguments, **named)
+            result = method(*arguments, **kwargs)
             event()
             return result
 

@@ -30,19 +30,23 @@ Model = dict[int, list[int]]
 def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
     """Return (operation, mode, ids) of a batch."""
     source = random.Random(seed * 100_003 + number)
-    what = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
-    return what, source.choice(("merge-on-read", "copy-on-write")), source.sample(range(KEYS), source.randrange(1, 40))
+    choice = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
+    return (
+        choice,
+        source.choice(("merge-on-read", "copy-on-write")),
+        source.sample(range(KEYS), source.randrange(1, 40)),
+    )
 
 
 def apply(model: Model, seed: int, number: int) -> None:
     what, _, ids = batch(seed, number)
-    for one in ids:
+    for item in ids:
         if what == "append":
-            model.setdefault(one, []).append(number)
+            model.setdefault(item, []).append(number)
         else:
-            model.pop(one, None)
+            model.pop(item, None)
         if what == "upsert":
-            model[one] = [number]
+            model[item] = [number]
 
 
 def commit(client: SeamarkClient, table: str, seed: int, number: int) -> None:

@@ -69,7 +69,7 @@ def session(scratch: Path) -> SparkSession:
 
 def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
     what, mode, ids = batch(seed, number)
-    rows: DataFrame = spark.createDataFrame([(one, number) for one in ids], "id bigint, batch bigint")
+    rows: DataFrame = spark.createDataFrame([(item, number) for item in ids], "id bigint, batch bigint")
     rows = rows.repartition(ROWS_IN)
     producer = ("job", number)
     if what == "append":

@@ -115,8 +115,8 @@ def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) ->
             yield notes
         finally:
             stop.set()
-        for one in work:
-            one.result(timeout=120)
+        for item in work:
+            item.result(timeout=120)
 
 
 def progress(notes: Notes, more: int, timeout_s: float) -> bool:

@@ -104,11 +104,11 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, 
     op = draw(st.sampled_from(ops))
 
     def literal() -> Any:
-        found = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
-        found = apply(transform, kind, found)
+        outcome = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
+        outcome = apply(transform, kind, outcome)
         # Values near, but not equal to, the results of the truncation
-        moved = transform != "identity" and result == "int" and abs(found) < 2**31 - 1
-        return found + draw(st.integers(-1, 1)) if moved else found
+        moved = transform != "identity" and result == "int" and abs(outcome) < 2**31 - 1
+        return outcome + draw(st.integers(-1, 1)) if moved else outcome
 
     count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
     literals = tuple(sorted({literal() for _ in range(count)}))
@@ -154,13 +154,13 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
             values.append(None if value is None else "z")
             continue
         was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
-        found = apply(field.transform, "int" if was_int else kind, value)
+        actual_apply = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
-            assert found is None or isinstance(found, int)
+            assert actual_apply is None or isinstance(actual_apply, int)
             before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if found is not None and found < 0 and before == found:
-                found += 1
-        values.append(found)
+            if actual_apply is not None and actual_apply < 0 and before == actual_apply:
+                actual_apply += 1
+        values.append(actual_apply)
     return tuple(values)
 
 
@@ -207,14 +207,14 @@ def holds(predicate: Bound, value: Any, order: Order) -> bool:
         assert isinstance(prefix, str)
         return (value[: len(prefix)] == prefix) == (op == Op.STARTS_WITH)
     here = order(kind, value)
-    others = [order(kind, other) for other in predicate.values]
+    orders = [order(kind, other) for other in predicate.values]
     return {
-        Op.LT: lambda: here < others[0],
-        Op.LT_EQ: lambda: here <= others[0],
-        Op.GT: lambda: here > others[0],
-        Op.GT_EQ: lambda: here >= others[0],
-        Op.EQ: lambda: here == others[0],
-        Op.NOT_EQ: lambda: here != others[0],
-        Op.IN: lambda: any(here == other for other in others),
-        Op.NOT_IN: lambda: all(here != other for other in others),
+        Op.LT: lambda: here < orders[0],
+        Op.LT_EQ: lambda: here <= orders[0],
+        Op.GT: lambda: here > orders[0],
+        Op.GT_EQ: lambda: here >= orders[0],
+        Op.EQ: lambda: here == orders[0],
+        Op.NOT_EQ: lambda: here != orders[0],
+        Op.IN: lambda: any(here == other for other in orders),
+        Op.NOT_IN: lambda: all(here != other for other in orders),
     }[op]()

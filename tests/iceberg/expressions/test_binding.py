@@ -406,19 +406,19 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
     op, name, literals = sent
     value = row[name][1]
     nan = isinstance(value, float) and math.isnan(value)
-    wanted = [meaning for _, meaning in literals]
+    expected = [meaning for _, meaning in literals]
     if op in ("is-null", "not-null"):
         return ((value is None) == (op == "is-null")) != negated
     if op in ("is-nan", "not-nan"):
         return (nan == (op == "is-nan")) != negated
     if op in ("eq", "not-eq", "in", "not-in"):
-        found = value is not None and not nan and value in wanted
-        return (found == (op in ("eq", "in"))) != negated
+        result = value is not None and not nan and value in expected
+        return (result == (op in ("eq", "in"))) != negated
     if op in ("starts-with", "not-starts-with"):
-        return ((value is not None and value.startswith(wanted[0])) == (op == "starts-with")) != negated
+        return ((value is not None and value.startswith(expected[0])) == (op == "starts-with")) != negated
     if value is None:
         return False
-    compared = 1 if nan else (value > wanted[0]) - (value < wanted[0])
+    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
     holds = {"lt": compared < 0, "lt-eq": compared <= 0, "gt": compared > 0, "gt-eq": compared >= 0}[op]
     return holds != negated
 
@@ -433,8 +433,8 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
         case Or(children):
             return any(holds(child, row) for child in children)
     assert isinstance(expression, Bound)
-    value, wanted = row[expression.column_id], expression.values
-    assert all(type(one) is type(wanted[0]) for one in wanted)
+    value, expected = row[expression.column_id], expression.values
+    assert all(type(item) is type(expected[0]) for item in expected)
     nan = isinstance(value, float) and math.isnan(value)
     match expression.op:
         case Op.IS_NULL | Op.NOT_NULL:
@@ -442,14 +442,14 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
         case Op.IS_NAN | Op.NOT_NAN:
             return nan == (expression.op == Op.IS_NAN)
         case Op.EQ | Op.NOT_EQ | Op.IN | Op.NOT_IN:
-            assert len(wanted) == 1 if expression.op in (Op.EQ, Op.NOT_EQ) else len(wanted) > 1
-            return (value in wanted) == (expression.op in (Op.EQ, Op.IN))
+            assert len(expected) == 1 if expression.op in (Op.EQ, Op.NOT_EQ) else len(expected) > 1
+            return (value in expected) == (expression.op in (Op.EQ, Op.IN))
         case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
-            starts = value is not None and value.startswith(wanted[0])
+            starts = value is not None and value.startswith(expected[0])
             return bool(starts == (expression.op == Op.STARTS_WITH))
     if value is None:
         return False
-    compared = 1 if nan else (value > wanted[0]) - (value < wanted[0])
+    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
     return {Op.LT: compared < 0, Op.LT_EQ: compared <= 0, Op.GT: compared > 0, Op.GT_EQ: compared >= 0}[expression.op]
 
 

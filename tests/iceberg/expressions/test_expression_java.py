@@ -150,7 +150,7 @@ def normal(kind: str, answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
     if "values" in answer:
-        return {**answer, "values": sorted(value(one) for one in answer["values"])}
+        return {**answer, "values": sorted(value(item) for item in answer["values"])}
     return {**answer, "value": value(answer["value"])} if "value" in answer else answer
 
 
@@ -168,8 +168,8 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     filters = [*cases, *negated]
     written = [ours(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    again = java(written)
-    for (kind, filter_json), mine, first, second in zip(filters, written, answers, again, strict=True):
+    second_java = java(written)
+    for (kind, filter_json), mine, first, second in zip(filters, written, answers, second_java, strict=True):
         assert mine == normal(kind, first), filter_json
         assert mine == normal(kind, second), filter_json
 

@@ -113,9 +113,9 @@ def test_all_json_forms_of_an_expression_are_read(given_json: Any, expected: Exp
     ],
 )
 def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any, message: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         parse_expression(given_json)
-    assert message in refused.value.message
+    assert message in error.value.message
 
 
 def nested(levels: int) -> Any:
@@ -147,9 +147,9 @@ def test_chain_of_thousands_is_flattened_in_order(side: str) -> None:
     parsed = parse_expression(chain(50_000, side))
     assert isinstance(parsed, Or)
     assert parsed.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         parse_expression({"type": "or", "left": chain(50_000, "right"), "right": {"type": "x"}})
-    assert len(refused.value.message) < 400
+    assert len(error.value.message) < 400
 
 
 def test_nodes_and_values_share_one_limit() -> None:
@@ -162,12 +162,12 @@ def test_nodes_and_values_share_one_limit() -> None:
 
 
 def test_long_chain_is_written_as_a_shallow_tree() -> None:
-    written = expression_json(Or((A,) * 5000))
-    depth, level = 0, [written]
+    written_expression_json = expression_json(Or((A,) * 5000))
+    depth, level = 0, [written_expression_json]
     while level:
         depth, level = depth + 1, [side for node in level if "left" in node for side in (node["left"], node["right"])]
     assert depth == 14
-    assert parse_expression(written) == Or((A,) * 5000)
+    assert parse_expression(written_expression_json) == Or((A,) * 5000)
 
 
 names = st.sampled_from(["a", "b.c", "ö"])
@@ -196,7 +196,7 @@ trees = st.recursive(
 def in_any_order(value: Any) -> Any:
     """Return the expression with sorted IN lists, because PyIceberg keeps them as sets."""
     if isinstance(value, list):
-        return [in_any_order(one) for one in value]
+        return [in_any_order(item) for item in value]
     if isinstance(value, dict):
         return {
             name: sorted(inner, key=repr) if name == "values" else in_any_order(inner) for name, inner in value.items()

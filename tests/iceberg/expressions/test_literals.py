@@ -162,9 +162,9 @@ def test_nan_literal_is_rejected(kind: str, json: object) -> None:
 
 
 def test_long_literal_is_truncated_in_the_message() -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         parse_literal("date", "x" * 100_000)
-    assert len(refused.value.message) < 500
+    assert len(error.value.message) < 500
 
 
 def test_sign_of_zero_is_kept() -> None:

@@ -132,8 +132,8 @@ def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
 
 
 def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
-    asked = predicate(Op.EQ, "timestamp", -1)
-    assert shown(project_inclusive(asked, spec("day"))) == "p0 in -1 0"
+    query_predicate = predicate(Op.EQ, "timestamp", -1)
+    assert shown(project_inclusive(query_predicate, spec("day"))) == "p0 in -1 0"
     assert shown(project_strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
     assert shown(project_inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
     assert shown(project_inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
@@ -141,8 +141,8 @@ def test_projection_includes_the_partitions_where_old_writers_put_times_before_1
 
 def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
-        asked = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
-        assert shown(project_inclusive(asked, spec("day"))) == expected
+        query_predicate = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
+        assert shown(project_inclusive(query_predicate, spec("day"))) == expected
     several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
     assert shown(project_inclusive(several, spec("day"))) == "p0 not-in 2 5"
 
@@ -213,15 +213,15 @@ ORDERED = [
 @settings(max_examples=examples(EXAMPLES))
 def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
-    asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
+    query = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
     row = {1: data.draw(st.none() | values_of(kind))}
-    found = source_ranges(asked)
-    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(found))
-    wanted = matches(asked, row, pythons_order)
-    if (kind, asked.transform) in ORDERED:
-        assert matches(found, row, pythons_order) == wanted, shown(found)
+    actual_source_ranges = source_ranges(query)
+    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(actual_source_ranges))
+    expected = matches(query, row, pythons_order)
+    if (kind, query.transform) in ORDERED:
+        assert matches(actual_source_ranges, row, pythons_order) == expected, shown(actual_source_ranges)
     else:
-        assert matches(found, row, pythons_order) or not wanted, shown(found)
+        assert matches(actual_source_ranges, row, pythons_order) or not expected, shown(actual_source_ranges)
 
 
 def leaves(expression: Expression) -> list[Bound]:
@@ -234,23 +234,23 @@ def leaves(expression: Expression) -> list[Bound]:
 @settings(max_examples=examples(EXAMPLES))
 def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
     kind, transform = data.draw(st.sampled_from(ORDERED))
-    asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))
+    query = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))
     lower, upper = sorted([data.draw(values_of(kind)), data.draw(values_of(kind))])
     first, last = apply(transform, kind, lower), apply(transform, kind, upper)
     assume(first <= last)  # type: ignore[operator]
     assume(not wraps(transform, kind))
     for nulls in (False, True):
-        if bounds_keep(source_ranges(asked), lower, upper, nulls):
-            assert java_keeps(asked, first, last, nulls), shown(source_ranges(asked))
+        if bounds_keep(source_ranges(query), lower, upper, nulls):
+            assert java_keeps(query, first, last, nulls), shown(source_ranges(query))
 
 
 def wraps(transform: str, kind: str) -> bool:
     return (transform == "hour" and kind == "timestamp") or (transform == "truncate[10]" and kind != "decimal(9, 2)")
 
 
-def java_keeps(asked: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
+def java_keeps(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
     """Return the answer of `InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
-    value: Any = asked.values[0] if asked.values else None
+    value: Any = bound.values[0] if bound.values else None
     constant = not nulls and lower == upper
     return {
         Op.IS_NULL: lambda: nulls,
@@ -260,12 +260,12 @@ def java_keeps(asked: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
         Op.GT: lambda: upper > value,
         Op.GT_EQ: lambda: upper >= value,
         Op.EQ: lambda: lower <= value <= upper,
-        Op.IN: lambda: any(lower <= other <= upper for other in asked.values),
+        Op.IN: lambda: any(lower <= other <= upper for other in bound.values),
         Op.NOT_EQ: lambda: not (constant and lower == value),
-        Op.NOT_IN: lambda: not (constant and lower in asked.values),
+        Op.NOT_IN: lambda: not (constant and lower in bound.values),
         Op.STARTS_WITH: lambda: True,
         Op.NOT_STARTS_WITH: lambda: nulls or not (lower.startswith(value) and upper.startswith(value)),
-    }[asked.op]()
+    }[bound.op]()
 
 
 def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> bool:

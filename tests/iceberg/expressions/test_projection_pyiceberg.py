@@ -109,11 +109,11 @@ def translated(expression: Expression) -> theirs.BooleanExpression:
     assert isinstance(expression, Bound)
     made, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
     if expression.op in (Op.IN, Op.NOT_IN):
-        found = made(expression.name, {literal(value) for value in expression.values})
+        result = made(expression.name, {literal(value) for value in expression.values})
     else:
-        found = made(expression.name, *map(literal, expression.values))
-    assert isinstance(found, theirs.BooleanExpression)
-    return found
+        result = made(expression.name, *map(literal, expression.values))
+    assert isinstance(result, theirs.BooleanExpression)
+    return result
 
 
 def their_spec(spec: PartitionSpec) -> TheirSpec:
@@ -159,12 +159,12 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
 def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
-    asked = data.draw(predicates(columns, terms=False, values=VALUES))
+    query = data.draw(predicates(columns, terms=False, values=VALUES))
     partition = drawn_partition(data, spec, nulls=False)
-    evaluator = residual_evaluator_of(their_spec(spec), translated(asked), case_sensitive=True, schema=SCHEMA)
+    evaluator = residual_evaluator_of(their_spec(spec), translated(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(their_record(spec, partition))
-    found = Residuals(asked, spec)(by_field(spec, partition))
+    result = Residuals(query, spec)(by_field(spec, partition))
     if isinstance(expected, theirs.AlwaysTrue):
-        assert found == TRUE
+        assert result == TRUE
     if isinstance(expected, theirs.AlwaysFalse):
-        assert found == FALSE
+        assert result == FALSE

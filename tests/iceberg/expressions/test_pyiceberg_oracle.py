@@ -31,8 +31,8 @@ def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     fields = [{"id": f.id, "name": f.name, "required": f.required, "type": f.type} for f in m.current_schema.fields]
     new_id = m.last_column_id + 1
     fields.append(field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
-    made = {"type": "struct", "schema-id": max(s.id for s in m.schemas) + 1, "fields": fields}
-    added: list[Json] = [{"action": "add-schema", "schema": made}]
+    document = {"type": "struct", "schema-id": max(s.id for s in m.schemas) + 1, "fields": fields}
+    added: list[Json] = [{"action": "add-schema", "schema": document}]
     if draw(st.booleans()):
         added.append({"action": "set-current-schema", "schema-id": -1})
     return added
@@ -48,20 +48,20 @@ def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
         ids = tuple(range(1000, 1000 + len(fields)))
     else:
         fields, ids = [(1, f"bucket[{spec_id + 1}]", f"p{spec_id}")], (m.last_partition_id + 1,)
-    made: list[Json] = [{"action": "add-spec", "spec": spec(*fields, ids=ids, spec_id=spec_id)}]
+    results: list[Json] = [{"action": "add-spec", "spec": spec(*fields, ids=ids, spec_id=spec_id)}]
     if draw(st.booleans()):
-        made.append({"action": "set-default-spec", "spec-id": -1})
-    return made
+        results.append({"action": "set-default-spec", "spec-id": -1})
+    return results
 
 
 def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     order_id = max(o.order_id for o in m.sort_orders) + 1
-    made: list[Json] = [
+    results: list[Json] = [
         {"action": "add-sort-order", "sort-order": order((1, f"truncate[{order_id}]"), order_id=order_id)}
     ]
     if draw(st.booleans()):
-        made.append({"action": "set-default-sort-order", "sort-order-id": -1})
-    return made
+        results.append({"action": "set-default-sort-order", "sort-order-id": -1})
+    return results
 
 
 def append(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
@@ -82,14 +82,16 @@ def some_snapshot(draw: st.DrawFn, m: TableMetadata) -> int:
 
 def statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     snapshot_id = some_snapshot(draw, m)
-    made = {
+    document = {
         "snapshot-id": snapshot_id,
         "statistics-path": f"s3://lake/{draw(st.integers(0, 99))}",
         "file-size-in-bytes": 9,
     }
     if draw(st.booleans()):
-        return [{"action": "set-partition-statistics", "partition-statistics": made}]
-    return [{"action": "set-statistics", "statistics": {**made, "file-footer-size-in-bytes": 3, "blob-metadata": []}}]
+        return [{"action": "set-partition-statistics", "partition-statistics": document}]
+    return [
+        {"action": "set-statistics", "statistics": {**document, "file-footer-size-in-bytes": 3, "blob-metadata": []}}
+    ]
 
 
 @st.composite
@@ -136,18 +138,18 @@ def next_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 
 def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
-    made = {name: getattr(m, name) for name in type(m).model_fields}
-    made.pop("last_updated_ms")
+    document = {name: getattr(m, name) for name in type(m).model_fields}
+    document.pop("last_updated_ms")
     # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.
-    made.pop("schema_", None)
-    made.pop("partition_spec", None)
-    made["snapshot_log"] = None if expired else [entry.snapshot_id for entry in m.snapshot_log]
+    document.pop("schema_", None)
+    document.pop("partition_spec", None)
+    document["snapshot_log"] = None if expired else [entry.snapshot_id for entry in m.snapshot_log]
     if expired:
-        made["partition_statistics"] = None
-        made["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in m.snapshots]
-    by_snapshot = {name: made[name] for name in ("statistics", "partition_statistics") if made[name]}
-    made.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in by_snapshot.items()})
-    return made
+        document["partition_statistics"] = None
+        document["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in m.snapshots]
+    by_snapshot = {name: document[name] for name in ("statistics", "partition_statistics") if document[name]}
+    document.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in by_snapshot.items()})
+    return document
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

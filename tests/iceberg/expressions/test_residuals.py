@@ -38,9 +38,9 @@ def predicate(op: Op, kind: str, *values: Value) -> Bound:
     return Bound(op, 1, "x", kind, "identity", kind, values)
 
 
-def residual(asked: Expression, transform: str, value: Value | None) -> Expression:
+def residual(expression: Expression, transform: str, value: Value | None) -> Expression:
     spec = PartitionSpec(0, (PartitionField("p", transform, source_id=1, field_id=1000),))
-    return Residuals(asked, spec)({1000: value})
+    return Residuals(expression, spec)({1000: value})
 
 
 @given(st.data())
@@ -50,9 +50,9 @@ def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.D
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
     row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
     partition = partition_of(spec, columns, row, old=data.draw(st.booleans()))
-    found = Residuals(expression, spec)(by_field(spec, partition))
+    result = Residuals(expression, spec)(by_field(spec, partition))
     for order in (javas_order, pythons_order):
-        assert matches(found, row, order) == matches(expression, row, order), found
+        assert matches(result, row, order) == matches(expression, row, order), result
 
 
 DAY_100 = (100 * DAY, 101 * DAY)
@@ -123,9 +123,9 @@ def test_field_missing_from_the_partition_decides_nothing() -> None:
 def test_file_and_predicate_are_kept_when_clients_read_a_number_differently(
     op: Op, value: float, literal: float
 ) -> None:
-    asked = predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
-    assert evaluate(asked, value) is None
-    assert residual(asked, "identity", value) == asked
+    query_predicate = predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
+    assert evaluate(query_predicate, value) is None
+    assert residual(query_predicate, "identity", value) == query_predicate
 
 
 def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
@@ -140,18 +140,18 @@ def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
 @settings(max_examples=examples(200))
 def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
-    asked = data.draw(predicates({1: kind}, terms=False))
+    query = data.draw(predicates({1: kind}, terms=False))
     value: Any = data.draw(st.none() | values_of(kind))
-    javas, pythons = holds(asked, value, javas_order), holds(asked, value, pythons_order)
-    assert evaluate(asked, value) == (javas if javas == pythons else None)
-    assert may_match(asked, {1: value}) == (javas or pythons)
-    assert must_match(asked, {1: value}) == (javas and pythons)
+    javas, pythons = holds(query, value, javas_order), holds(query, value, pythons_order)
+    assert evaluate(query, value) == (javas if javas == pythons else None)
+    assert may_match(query, {1: value}) == (javas or pythons)
+    assert must_match(query, {1: value}) == (javas and pythons)
 
 
 def test_field_without_a_value_decides_nothing() -> None:
-    asked = predicate(Op.EQ, "int", 1)
-    assert may_match(asked, {})
-    assert not must_match(asked, {})
+    query_predicate = predicate(Op.EQ, "int", 1)
+    assert may_match(query_predicate, {})
+    assert not must_match(query_predicate, {})
 
 
 def test_residual_uses_only_names_of_the_current_schema() -> None:
@@ -183,10 +183,10 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.GT, (0.0,), (Op.GT, "(0.0,)")),
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
-        asked = predicate(op, "double", *literals)
-        found = match_both_zeros(And((asked, predicate(Op.EQ, "int", 0))))
-        assert isinstance(found, And)
-        first, second = found.children
+        query_predicate = predicate(op, "double", *literals)
+        actual_match_both_zeros = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
+        assert isinstance(actual_match_both_zeros, And)
+        first, second = actual_match_both_zeros.children
         assert isinstance(first, Bound)
         assert (first.op, repr(first.values)) == expected
         assert second == predicate(Op.EQ, "int", 0)

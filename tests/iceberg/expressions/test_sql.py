@@ -128,12 +128,12 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     for number in range(ROWS):
         values = {name: value(rng, name) for name in COLUMNS}
         inner, deep = value(rng, "in"), value(rng, "y")
-        zoned = [f"{one}+00" if name == "tz" and one is not None else one for name, one in values.items()]
+        zoned = [f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()]
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
         db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep])
-        made: Row = {field.id: stored(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
-        rows.append(made | {50: True, 51: inner, 52: True, 53: deep})
+        new_row: Row = {field.id: stored(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
+        rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep})
     yield db, rows
     db.close()
 
@@ -143,35 +143,57 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 def literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
-    given = value(rng, name)
-    if given is None:
+    given_value = value(rng, name)
+    if given_value is None:
         return same("NULL")
     match name:
         case "b":
-            return same(str(given).upper())
+            return same(str(given_value).upper())
         case "s":
-            return same(quoted(given))
+            return same(quoted(given_value))
         case "f" | "d":
-            if math.isnan(given):
+            if math.isnan(given_value):
                 return same("1e2")
-            return Sql(repr(given), repr(given), used=name == "d" or given != 0.7)
+            return Sql(repr(given_value), repr(given_value), used=name == "d" or given_value != 0.7)
         case "day":
-            choices = [f"DATE '{given}'", f"CAST('{given}' AS DATE)", f"'{given}'", f"TIMESTAMP '{given} 12:00:00'"]
+            choices = [
+                f"DATE '{given_value}'",
+                f"CAST('{given_value}' AS DATE)",
+                f"'{given_value}'",
+                f"TIMESTAMP '{given_value} 12:00:00'",
+            ]
             return same(rng.choice(choices))
         case "ts":
-            choices = [f"TIMESTAMP '{given}'", f"'{given}'", f"DATE '{given.date()}'", f"CAST('{given}' AS TIMESTAMP)"]
+            choices = [
+                f"TIMESTAMP '{given_value}'",
+                f"'{given_value}'",
+                f"DATE '{given_value.date()}'",
+                f"CAST('{given_value}' AS TIMESTAMP)",
+            ]
             return same(rng.choice(choices))
         case "tz":
-            return same(rng.choice([f"TIMESTAMPTZ '{given}+00'", f"TIMESTAMPTZ '{given + timedelta(hours=1)}+01'"]))
+            return same(
+                rng.choice([f"TIMESTAMPTZ '{given_value}+00'", f"TIMESTAMPTZ '{given_value + timedelta(hours=1)}+01'"])
+            )
         case "t":
-            return same(rng.choice([f"TIME '{given}'", f"CAST('{given}' AS TIME)"]))
+            return same(rng.choice([f"TIME '{given_value}'", f"CAST('{given_value}' AS TIME)"]))
         case "p" | "q":
-            return same(rng.choice([str(given), str(given + Decimal("0.0001")), str(int(given))]))
+            return same(rng.choice([str(given_value), str(given_value + Decimal("0.0001")), str(int(given_value))]))
         case "u":
-            return same(rng.choice([f"UUID '{given}'", f"'{given}'"]))
+            return same(rng.choice([f"UUID '{given_value}'", f"'{given_value}'"]))
         case "x":
-            return Sql(f"X'{given.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in given) + "'::BLOB")
-    return same(rng.choice([str(given), str(given), f"{given}.5", f"({given})", f"CAST('{given}' AS INTEGER)"]))
+            return Sql(f"X'{given_value.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in given_value) + "'::BLOB")
+    return same(
+        rng.choice(
+            [
+                str(given_value),
+                str(given_value),
+                f"{given_value}.5",
+                f"({given_value})",
+                f"CAST('{given_value}' AS INTEGER)",
+            ]
+        )
+    )
 
 
 def same(text: str, *, used: bool = True) -> Sql:
@@ -191,7 +213,7 @@ def column(rng: random.Random) -> tuple[str, Sql]:
         return "a", Sql("ST.IN", 'st."in"')
     if shape < 0.16:
         return "a", same("st.deep.y")
-    name = rng.choice([one for one in COLUMNS if " " not in one])
+    name = rng.choice([item for item in COLUMNS if " " not in item])
     return name, same(rng.choice([name, name.upper(), f'"{name}"']))
 
 
@@ -225,8 +247,8 @@ def leaf(rng: random.Random) -> Sql:
         words = rng.choice(["BETWEEN", "NOT BETWEEN"])
         return joined(f"{{}} {words} {{}} AND {{}}", name, literal(rng, kind), literal(rng, kind))
     if shape < 0.6:
-        given = [literal(rng, kind) for _ in range(rng.randint(1, 4))]
-        return joined(f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(given))})", name, *given)
+        literals = [literal(rng, kind) for _ in range(rng.randint(1, 4))]
+        return joined(f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", name, *literals)
     if shape < 0.68:
         return joined(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
     if shape < 0.73:
@@ -279,22 +301,24 @@ def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
     """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
     read = parse_sql(text, BOUND_TO)
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
-    said = expression_json(bound)
-    json.dumps(said, allow_nan=False)
-    return {number for number, row in enumerate(rows) if matches(said, row, NAMES, SPARKS)}, read.unused
+    actual_expression_json = expression_json(bound)
+    json.dumps(actual_expression_json, allow_nan=False)
+    return {
+        number for number, row in enumerate(rows) if matches(actual_expression_json, row, NAMES, SPARKS)
+    }, read.unused
 
 
 def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether all of it was used."""
     sql = predicate(random.Random(seed))
-    found = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+    actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
     ours, unused = kept(sql.ours, rows)
-    told = f"seed {seed}: {sql.ours}\nDuckDB {sorted(found)}\nours {sorted(ours)}\nunused {unused}"
-    assert found <= ours, told
-    assert bool(unused) <= (not sql.used), told
+    context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(ours)}\nunused {unused}"
+    assert actual_numbers <= ours, context
+    assert bool(unused) <= (not sql.used), context
     if sql.used and not unused:
         numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
-        assert found & set(numbers) == ours & set(numbers), told
+        assert actual_numbers & set(numbers) == ours & set(numbers), context
     return sql.used
 
 
@@ -343,8 +367,8 @@ def said(text: str) -> Any:
     ],
 )
 def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transform: str, value: object) -> None:
-    found = said(text)
-    assert (found["type"], found["term"]["transform"], found["value"]) == ("eq", transform, value)
+    result = said(text)
+    assert (result["type"], result["term"]["transform"], result["value"]) == ("eq", transform, value)
 
 
 @pytest.mark.parametrize(
@@ -417,9 +441,9 @@ def test_comparison_with_null_is_never_true() -> None:
     ],
 )
 def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, told: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         parse_sql(text, BOUND_TO)
-    assert told in refused.value.message
+    assert told in error.value.message
 
 
 @pytest.mark.parametrize("digits", ["9" * 5_000, "0" * 5_000, "0" * 5_000 + "1"])
@@ -429,10 +453,10 @@ def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, told
 )
 def test_numbers_with_too_many_digits_for_python_are_rejected_or_not_used(text: str, digits: str) -> None:
     try:
-        found = parse_sql(f"{text.format(digits)} AND id > 1", BOUND_TO)
+        sql = parse_sql(f"{text.format(digits)} AND id > 1", BOUND_TO)
     except BadRequest:
         return
-    assert found.unused or digits[0] == "0"
+    assert sql.unused or digits[0] == "0"
 
 
 def test_chain_of_thousands_of_predicates_is_read() -> None:
@@ -465,10 +489,10 @@ def test_dropped_column_is_found_in_an_older_schema() -> None:
     ],
 )
 def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None:
-    found = parse_sql(f"{text} AND id > 1", BOUND_TO)
-    assert found.reasons == (reason,)
-    assert len(found.unused) == 1
-    assert not found.exact
+    sql = parse_sql(f"{text} AND id > 1", BOUND_TO)
+    assert sql.reasons == (reason,)
+    assert len(sql.unused) == 1
+    assert not sql.exact
 
 
 @pytest.mark.parametrize(
@@ -487,10 +511,10 @@ def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None
     ],
 )
 def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, same_as: str | None) -> None:
-    found = parse_sql(text, BOUND_TO)
+    sql = parse_sql(text, BOUND_TO)
     if same_as is None:
-        assert len(found.unused) == 1
+        assert len(sql.unused) == 1
         return
-    assert found.unused == ()
-    bound = [bind(parse_sql(one, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for one in (text, same_as)]
+    assert sql.unused == ()
+    bound = [bind(parse_sql(item, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for item in (text, same_as)]
     assert bound[0] == bound[1]

@@ -63,7 +63,7 @@ class Case:
             {"source-id": source, "field-id": field_id, "name": name, "transform": transform}
             for field_id, source, transform, name in self.fields
         ]
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "format-version": self.version,
             "table-uuid": UUID,
             "location": "file:///t",
@@ -81,10 +81,10 @@ class Case:
             "properties": self.properties,
         }
         if self.version > 1:
-            made |= {"last-sequence-number": 9}
+            document |= {"last-sequence-number": 9}
         if self.version > 2:
-            made |= {"next-row-id": 10_000}
-        return made | more
+            document |= {"next-row-id": 10_000}
+        return document | more
 
     def read(self, **more: Any) -> TableMetadata:
         return decode_table(json.dumps(self.json(**more)).encode(), f"file:///t/{self.seed}.json")
@@ -94,13 +94,13 @@ class Case:
         return [result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
 
     def partition(self) -> tuple[Any, ...]:
-        made = []
+        results = []
         for _, source, transform, _ in self.fields:
             value = None if self.rng.random() < 0.15 else self.rng.choice(self.values[source])
             if self.kinds[source] in FLOATS and self.rng.random() < 0.15:
                 value = math.nan
-            made.append(apply(transform, self.kinds[source], value))
-        return tuple(made)
+            results.append(apply(transform, self.kinds[source], value))
+        return tuple(results)
 
     def file(self, content: int = 0) -> ContentFile:
         """Return a random file of this content; in version 3, position deletes are deletion vectors."""
@@ -137,20 +137,20 @@ class Case:
 
     def statistics(self) -> dict[str, dict[int, Any] | None]:
         rng = self.rng
-        made: dict[str, dict[int, Any]] = {name: {} for name in STATISTICS}
+        document: dict[str, dict[int, Any]] = {name: {} for name in STATISTICS}
         for column, kind in self.kinds.items():
             if rng.random() < 0.3:
                 continue
             total = rng.choice([1, 7, 2**40])
-            made["column_sizes"][column] = rng.choice([0, 40, LONG_MAX])
-            made["value_counts"][column] = total
-            made["null_value_counts"][column] = rng.randint(0, total)
+            document["column_sizes"][column] = rng.choice([0, 40, LONG_MAX])
+            document["value_counts"][column] = total
+            document["null_value_counts"][column] = rng.randint(0, total)
             if kind in FLOATS:
-                made["nan_value_counts"][column] = rng.randint(0, total)
+                document["nan_value_counts"][column] = rng.randint(0, total)
             lower, upper = sorted(rng.choices(range(len(self.values[column])), k=2))
-            made["lower_bounds"][column] = to_bytes(kind, self.values[column][lower])
-            made["upper_bounds"][column] = to_bytes(kind, self.values[column][upper])
-        return {name: by_column or None for name, by_column in made.items()}
+            document["lower_bounds"][column] = to_bytes(kind, self.values[column][lower])
+            document["upper_bounds"][column] = to_bytes(kind, self.values[column][upper])
+        return {name: by_column or None for name, by_column in document.items()}
 
     def entry(self, content: int = 0) -> ManifestEntry:
         """Return an entry as a commit would write it: an added entry has its numbers or inherits them."""
@@ -217,7 +217,7 @@ def inherited(
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
-    found = []
+    results = []
     for entry in live(entries):
         file, numbers = entry.file, (entry.sequence_number, entry.file_sequence_number)
         if version == 1:
@@ -228,10 +228,10 @@ def inherited(
         if first_row_id is not None and known is None and content == 0:
             known, first_row_id = first_row_id, first_row_id + file.record_count
         file = replaced(file, first_row_id=known if version > 2 else None)
-        found.append(
+        results.append(
             ManifestEntry(entry.status, snapshot if entry.snapshot_id is None else entry.snapshot_id, *numbers, file)
         )
-    return found
+    return results
 
 
 def comparable(value: Any) -> Any:
@@ -255,14 +255,14 @@ def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
     """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
     present = [value for value in values if value is not None]
     numbers = [value for value in present if value == value]
-    made: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
+    document: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
     if kind == "uuid" and numbers:
         signed = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
         if (signed[0], signed[-1]) != (min(numbers), max(numbers)):
             return None
     order = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
     bounds = (to_bytes(kind, order[0]), to_bytes(kind, order[-1])) if order else (None, None)
-    return made | {"lower": bounds[0], "upper": bounds[1]}
+    return document | {"lower": bounds[0], "upper": bounds[1]}
 
 
 UNREADABLE_BY_PYICEBERG = V3_ONLY

@@ -240,16 +240,16 @@ def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
 
 def _flat_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any]:
     file = row[f"{prefix}data_file"]
-    found: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
+    results: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
     for name in ("content", "file_path", "file_format", "record_count", "file_size_in_bytes", *OPTIONAL, *LISTS):
-        found[name] = file.get(prefix + name)
+        results[name] = file.get(prefix + name)
     for name in MAPS:
         items = file.get(prefix + name) or []
-        found[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
-    found["partition"] = [
+        results[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
+    results["partition"] = [
         (1000 + i, raw(file[f"{prefix}partition"][field["name"]])) for i, field in enumerate(partition["fields"])
     ]
-    return found
+    return results
 
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -290,10 +290,10 @@ def flat(manifest: DecodedManifest) -> list[dict[str, Any]]:
         for row, text in zip(rows, texts_of(spans, manifest), strict=True):
             row[name] = text if name == "key_metadata" or text is None else text.decode()
     for name, (counts, values) in manifest.lists.items():
-        left = iter(values.tolist())
+        remaining_iter = iter(values.tolist())
         for row, count in zip(rows, counts.tolist(), strict=True):
-            row[name] = None if count < 0 else list(itertools.islice(left, count))
-        assert next(left, None) is None
+            row[name] = None if count < 0 else list(itertools.islice(remaining_iter, count))
+        assert next(remaining_iter, None) is None
     for name, by_column in manifest.counts.items():
         for column_id, (at, values) in by_column.items():
             assert at.size

@@ -27,10 +27,10 @@ def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> Non
     case = Case(seed, version)
     for content in [0] if version == 1 else [0, 1, 2]:
         file = case.file(content)
-        made = encode_content_file(file, case.metadata)
-        found = decode_content_file(json.loads(json.dumps(made)), case.metadata)
-        assert comparable(found.partition) == comparable(file.partition), case
-        assert replaced(found, partition=()) == replaced(file, partition=()), case
+        content_file = encode_content_file(file, case.metadata)
+        actual_content_file = decode_content_file(json.loads(json.dumps(content_file)), case.metadata)
+        assert comparable(actual_content_file.partition) == comparable(file.partition), case
+        assert replaced(actual_content_file, partition=()) == replaced(file, partition=()), case
 
 
 @settings(max_examples=examples(60))
@@ -78,7 +78,7 @@ def table(version: int = 2) -> TableMetadata:
     columns.append({"id": 14, "name": "map", "required": False, "type": mapped})
     apart = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
     columns.append({"id": 18, "name": "struct", "required": False, "type": apart})
-    made = {
+    document = {
         "format-version": version,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -103,8 +103,8 @@ def table(version: int = 2) -> TableMetadata:
         "default-sort-order-id": 0,
     }
     if version == 3:
-        made["next-row-id"] = 0
-    return decode_table(json.dumps(made).encode(), "file:///t/metadata.json")
+        document["next-row-id"] = 0
+    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
 
 
 TABLES = {version: table(version) for version in (1, 2, 3)}
@@ -136,8 +136,8 @@ def bounds(column: int, data: str) -> dict[str, list[Any]]:
     ("sound", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
 )
 def test_valid_files_are_accepted(sound: dict[str, Any], version: int) -> None:
-    found = decode_content_file(sound, TABLES[version])
-    assert encode_content_file(found, TABLES[version]) == sound
+    content_file = decode_content_file(sound, TABLES[version])
+    assert encode_content_file(content_file, TABLES[version]) == sound
 
 
 REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
@@ -221,17 +221,17 @@ def test_invalid_file_is_rejected_by_file_and_field(
     sound: dict[str, Any], version: int, change: dict[str, Any], told: str
 ) -> None:
     path = change.get("file-path", sound["file-path"]) or "without a file-path"
-    with pytest.raises(BadRequest, match=told) as refused:
+    with pytest.raises(BadRequest, match=told) as error:
         decode_content_file(sound | change, TABLES[version])
     named = path.encode(errors="backslashreplace").decode()
-    assert refused.value.message.startswith(f"Invalid content file {named}: ")
+    assert error.value.message.startswith(f"Invalid content file {named}: ")
 
 
 def test_error_of_an_invalid_file_has_a_limited_length() -> None:
     for change in ({"spec-id": 1, "partition": ["7" * 100_000]}, {"file-path": "x" * 100_000, "record-count": -1}):
-        with pytest.raises(BadRequest) as refused:
+        with pytest.raises(BadRequest) as error:
             decode_content_file(DATA | change, TABLES[2])
-        assert len(refused.value.message) < 3_000
+        assert len(error.value.message) < 3_000
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", 7, {}, {"file-path": 3}])
@@ -263,12 +263,12 @@ def test_random_json_is_rejected_or_read_as_a_file(
 ) -> None:
     junk = {**sound, "spec-id": spec, "partition": partition, name: value}
     try:
-        found = decode_content_file(junk, TABLES[version])
+        content_file = decode_content_file(junk, TABLES[version])
     except BadRequest:
         return
-    again = decode_content_file(encode_content_file(found, TABLES[version]), TABLES[version])
-    assert replaced(again, partition=()) == replaced(found, partition=())
-    assert comparable(again.partition) == comparable(found.partition)
+    second_content_file = decode_content_file(encode_content_file(content_file, TABLES[version]), TABLES[version])
+    assert replaced(second_content_file, partition=()) == replaced(content_file, partition=())
+    assert comparable(second_content_file.partition) == comparable(content_file.partition)
 
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])

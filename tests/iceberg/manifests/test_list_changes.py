@@ -32,20 +32,20 @@ def made_manifest(rng: random.Random) -> Manifest:
     return Manifest(path, rng.choice([5, 5000]), 0, rng.randrange(2), 1, 1, 7, [], partitions, None, counts)
 
 
-def changed(listed: list[Manifest], rng: random.Random) -> list[Manifest]:
+def changed(manifests: list[Manifest], rng: random.Random) -> list[Manifest]:
     change = rng.random()
-    place = rng.randrange(len(listed) + 1)
+    place = rng.randrange(len(manifests) + 1)
     if change < 0.3:
-        return [made_manifest(rng), *listed]
+        return [made_manifest(rng), *manifests]
     if change < 0.5:
-        return [*listed[:place], made_manifest(rng), *listed[place:]]
+        return [*manifests[:place], made_manifest(rng), *manifests[place:]]
     if change < 0.7:
-        return [*listed[:place], *listed[place + rng.randrange(1, 4) :]]
+        return [*manifests[:place], *manifests[place + rng.randrange(1, 4) :]]
     if change < 0.8:
-        return rng.sample(listed, len(listed))
+        return rng.sample(manifests, len(manifests))
     if change < 0.9:
-        return [*listed, *listed[place:]]
-    return listed
+        return [*manifests, *manifests[place:]]
+    return manifests
 
 
 @pytest.mark.parametrize("turn", quick(range(60), 20))
@@ -53,30 +53,35 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
-    listed = [made_manifest(rng) for _ in range(rng.randrange(12))]
+    made_manifests = [made_manifest(rng) for _ in range(rng.randrange(12))]
     known: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
-        data = list_bytes([(one, None) for one in listed], version=2, style=style, header={"number": str(number)})
+        data = list_bytes(
+            [(made_manifest, None) for made_manifest in made_manifests],
+            version=2,
+            style=style,
+            header={"number": str(number)},
+        )
         decoded = decode_list(data, "l", known)
         assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
         known = decoded
         for _ in range(rng.randrange(3)):
-            listed = changed(listed, rng)
+            made_manifests = changed(made_manifests, rng)
 
 
 def test_list_with_one_more_manifest_reuses_the_others() -> None:
     rng = random.Random(1)
     style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-    listed = [made_manifest(rng) for _ in range(50)]
+    made_manifests = [made_manifest(rng) for _ in range(50)]
 
-    def decoded(listed: list[Manifest], known: DecodedList | None) -> DecodedList:
-        data = list_bytes([(one, None) for one in listed], version=2, style=style, header={})
+    def decoded(manifests: list[Manifest], known: DecodedList | None) -> DecodedList:
+        data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
         return decode_list(data, "l", known)
 
-    before = decoded(listed, None)
+    before = decoded(made_manifests, None)
     added = made_manifest(rng)
     for place in (0, 20, 50):
-        after = decoded([*listed[:place], added, *listed[place:]], before)
+        after = decoded([*made_manifests[:place], added, *made_manifests[place:]], before)
         taken = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
-        assert len(taken) >= len(listed) - 2
+        assert len(taken) >= len(made_manifests) - 2

@@ -89,7 +89,7 @@ def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 
     below = [any_type(chance, numbers, depth + 1) for _ in range(3)]
     fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(below[: chance.randint(0, 3)])]
     union: list[Any] = ["null", "long", "string", {"type": "array", "items": below[0]}]
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "fixed": {"type": "fixed", "name": name, "size": 3},
         "enum": {"type": "enum", "name": name, "symbols": ["A", "B", "C"]},
         "array": {"type": "array", "items": below[0]},
@@ -97,7 +97,7 @@ def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 
         "record": {"type": "record", "name": name, "fields": fields},
         "union": chance.sample(union, 4),
     }
-    return made[kind]
+    return document[kind]
 
 
 def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
         name, kind = field["name"], field["type"]
         if name in changed:
             row[name] = changed[name]
-        elif records := [each for each in (kind if isinstance(kind, list) else [kind]) if is_record(each)]:
+        elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
             row[name] = entry(records[0], **changed)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
@@ -248,7 +248,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
 def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
     decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
-    assert [each["value_counts"] for each in files.flat(decoded)] == [{3: 2}] * 5
+    assert [item["value_counts"] for item in files.flat(decoded)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
@@ -312,10 +312,10 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
         entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
         entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
     ]
-    found = files.flat(decode_manifest(manifest(schema, *rows), "m.avro"))
-    assert [row["file_path"] for row in found] == ["one", "two", "three"]
-    assert [row["partition"][0][1] for row in found] == [5, 2**40, None]
-    assert [row["partition"][1][1] for row in found] == [files.raw(0.5), files.raw(0.1), None]
+    result = files.flat(decode_manifest(manifest(schema, *rows), "m.avro"))
+    assert [row["file_path"] for row in result] == ["one", "two", "three"]
+    assert [row["partition"][0][1] for row in result] == [5, 2**40, None]
+    assert [row["partition"][1][1] for row in result] == [files.raw(0.5), files.raw(0.1), None]
 
 
 def test_named_type_may_be_reused() -> None:
@@ -347,8 +347,8 @@ def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
 def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
     rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
-    found = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
-    assert [row["value_counts"] for row in found] == [{1: 30, 2: 20}, {1: 5}]
+    result = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    assert [row["value_counts"] for row in result] == [{1: 30, 2: 20}, {1: 5}]
 
 
 def test_any_buffer_type_is_accepted() -> None:

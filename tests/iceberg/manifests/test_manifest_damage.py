@@ -257,9 +257,9 @@ def test_duplicate_field_is_rejected() -> None:
 def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
     schema = files.manifest_schema(2, [])
     for fields in (schema["fields"], schema["fields"][-1]["type"]["fields"]):
-        for each in fields:
-            if each["name"] == field:
-                each["type"] = ["null", each["type"]]
+        for item in fields:
+            if item["name"] == field:
+                item["type"] = ["null", item["type"]]
     value = {"status": 1, "file_path": "x", "record_count": 1}
     fine = entry(schema, **({field: value[field]} if field in value else {}))
     broken = entry(schema, **{field: None})

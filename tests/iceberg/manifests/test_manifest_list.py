@@ -106,19 +106,19 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
             )
     decoded = decode_manifest(path.read_bytes(), str(path))
     assert (decoded.metadata["partition-spec-id"], decoded.metadata["format-version"]) == ("4", str(version))
-    found = files.flat(decoded)
-    assert [row["file_path"] for row in found] == [f"s3://b/t/{i}.parquet" for i in range(5)]
-    assert [row["column_sizes"] for row in found] == [{1: i, 2: 7} for i in range(5)]
-    assert [row["lower_bounds"] for row in found] == [{1: bytes([i])} for i in range(5)]
-    assert [row["upper_bounds"] for row in found] == [{1: b"", 2: b"zz"}] * 5
-    assert [row["split_offsets"] for row in found] == [None, [4, 128], None, [4, 128], None]
-    assert [row["sort_order_id"] for row in found] == [3, None, 3, None, 3]
-    for i, row in enumerate(found):
+    result = files.flat(decoded)
+    assert [row["file_path"] for row in result] == [f"s3://b/t/{i}.parquet" for i in range(5)]
+    assert [row["column_sizes"] for row in result] == [{1: i, 2: 7} for i in range(5)]
+    assert [row["lower_bounds"] for row in result] == [{1: bytes([i])} for i in range(5)]
+    assert [row["upper_bounds"] for row in result] == [{1: b"", 2: b"zz"}] * 5
+    assert [row["split_offsets"] for row in result] == [None, [4, 128], None, [4, 128], None]
+    assert [row["sort_order_id"] for row in result] == [3, None, 3, None, 3]
+    for i, row in enumerate(result):
         assert row["partition"] == [
             (1000 + k, None if i == 3 else expected) for k, (_, _, expected) in enumerate(VALUES)
         ]
     judged = files.read_by_fastavro(path.read_bytes())
-    assert [row["partition"] for row in judged] == [row["partition"] for row in found]
+    assert [row["partition"] for row in judged] == [row["partition"] for row in result]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -130,7 +130,7 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
         theirs.PartitionFieldSummary(True, None, b"\x01", b"\x02"),
         theirs.PartitionFieldSummary(False, True, None, None),
     ]
-    made = [
+    results = [
         theirs.ManifestFile.from_args(
             manifest_path=f"s3://b/t/{i}-m0.avro",
             manifest_length=1000 + i,
@@ -151,11 +151,11 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
         for i in range(7)
     ]
     with theirs.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
-        writer.add_manifests(made)
-    found = decode_manifest_list(path.read_bytes(), str(path))
+        writer.add_manifests(results)
+    manifest_list = decode_manifest_list(path.read_bytes(), str(path))
     expected = list(theirs.read_manifest_list(io_.new_input(f"file://{path}")))
-    assert len(found) == 7
-    for ours, judged in zip(found, expected, strict=True):
+    assert len(manifest_list) == 7
+    for ours, judged in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
                 assert ours.partitions == (
@@ -235,14 +235,16 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
     chance, schema = random.Random(version), list_schema(version, null_last=null_last)
     rows = [files.encode(schema, any_manifest_file(chance, schema)) for _ in range(300)]
     data = files.container(schema, [rows[:100], [], rows[100:]], codec="deflate")
-    found = decode_manifest_list(data, "snap.avro")
+    manifest_list = decode_manifest_list(data, "snap.avro")
     expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
-    assert len(found) == len(expected) == 300
-    for ours, judged in zip(found, expected, strict=True):
+    assert len(manifest_list) == len(expected) == 300
+    for ours, judged in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
-                given = judged["partitions"]
-                expected_partitions = None if given is None else tuple(FieldSummary(*s.values()) for s in given)
+                partitions = judged["partitions"]
+                expected_partitions = (
+                    None if partitions is None else tuple(FieldSummary(*s.values()) for s in partitions)
+                )
                 assert ours.partitions == expected_partitions
             else:
                 absent = 0 if name in ("content", "sequence_number", "min_sequence_number") else None

@@ -65,10 +65,10 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         assert [(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound) for s in manifest.partitions or ()] == [
             (s.contains_null, s.contains_nan, s.lower, s.upper) for s in ours.partitions or ()
         ]
-        wanted = inherited(given_entries, version, ours.content, SNAPSHOT, SEQUENCE, None)
-        found = manifest.fetch_manifest_entry(io)
-        assert len(found) == len(wanted)
-        for theirs_entry, entry in zip(found, wanted, strict=True):
+        expected = inherited(given_entries, version, ours.content, SNAPSHOT, SEQUENCE, None)
+        manifest_entry = manifest.fetch_manifest_entry(io)
+        assert len(manifest_entry) == len(expected)
+        for theirs_entry, entry in zip(manifest_entry, expected, strict=True):
             compare_with_pyiceberg(case, theirs_entry, entry)
 
 
@@ -98,9 +98,9 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
     argv = [java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
-    done = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    completed = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
+    assert completed.returncode == 0, completed.stderr.decode()[-3000:]
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
@@ -130,37 +130,37 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
 def said_by_java(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
-    said: dict[str, Any] = {
+    actual: dict[str, Any] = {
         name: getattr(file, name)
         for name in ("content", "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes")
     }
-    said["partition"] = [
+    actual["partition"] = [
         None if value is None else to_bytes(kind, value).hex()
         for kind, value in zip(case.partition_kinds, file.partition, strict=True)
     ]
     for name in cases.STATISTICS:
         if (by_column := getattr(file, name)) is not None:
             form = (lambda held: held.hex()) if name.endswith("bounds") else (lambda held: held)
-            said[name] = {str(column): form(value) for column, value in by_column.items()}
-    said["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
+            actual[name] = {str(column): form(value) for column, value in by_column.items()}
+    actual["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
     for name in ("split_offsets", "equality_ids"):
         if (items := getattr(file, name)) is not None:
-            said[name] = list(items)
-    said["sort_order_id"] = file.sort_order_id
-    said |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
+            actual[name] = list(items)
+    actual["sort_order_id"] = file.sort_order_id
+    actual |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
     if file.content == 0:
-        return said | {"first_row_id": file.first_row_id}
+        return actual | {"first_row_id": file.first_row_id}
     names = ("referenced_data_file", "content_offset", "content_size_in_bytes")
-    return said | {name: getattr(file, name) for name in names}
+    return actual | {name: getattr(file, name) for name in names}
 
 
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     tables = [Case(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
-    made = [snapshot_on_disk(case, tmp_path / str(case.seed)) for case in tables]
-    answers = java([uri for _, _, uri in made])
+    snapshots = [snapshot_on_disk(case, tmp_path / str(case.seed)) for case in tables]
+    answers = java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)
     compared = 0
-    for case, (manifests, entries, _), answer in zip(tables, made, answers, strict=True):
+    for case, (manifests, entries, _), answer in zip(tables, snapshots, answers, strict=True):
         for manifest, given_entries, said in zip(manifests, entries, answer, strict=True):
             files = said.pop("files")
             told = said.pop("partitions", None)

@@ -74,9 +74,9 @@ def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000)
         parent_snapshot_id=None,
         sequence_number=SEQUENCE,
     )
-    found = list(decode_manifest_list(data, "snap.avro"))
-    assert found == manifests
-    return found
+    manifest_list = list(decode_manifest_list(data, "snap.avro"))
+    assert manifest_list == manifests
+    return manifest_list
 
 
 @settings(max_examples=examples(150))
@@ -88,10 +88,10 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
         made = written(case, entries, min(content, 1))
         described = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = listed(case, [described])
-        found = read_entries(made.data, manifest, case.metadata)
-        wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
-        assert len(found) == len(wanted), case
-        for ours, theirs in zip(found, wanted, strict=True):
+        actual_entries = read_entries(made.data, manifest, case.metadata)
+        expected = inherited(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
+        assert len(actual_entries) == len(expected), case
+        for ours, theirs in zip(actual_entries, expected, strict=True):
             assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
 
 
@@ -101,29 +101,29 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
     made = written(case, entries)
-    found = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    result = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
-    assert [found.added_files_count, found.existing_files_count, found.deleted_files_count] == [
+    assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
         len(of[status]) for status in (ADDED, EXISTING, DELETED)
     ]
-    assert [found.added_rows_count, found.existing_rows_count, found.deleted_rows_count] == [
+    assert [result.added_rows_count, result.existing_rows_count, result.deleted_rows_count] == [
         sum(entry.file.record_count for entry in of[status]) for status in (ADDED, EXISTING, DELETED)
     ]
     numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in live(entries)]
     if version == 1:
-        assert (found.sequence_number, found.min_sequence_number) == (0, 0)
+        assert (result.sequence_number, result.min_sequence_number) == (0, 0)
     else:
-        assert found.sequence_number == SEQUENCE
-        assert found.min_sequence_number == min(numbers, default=SEQUENCE)
-    assert (found.manifest_length, found.added_snapshot_id) == (len(made.data), SNAPSHOT)
-    wanted = [
+        assert result.sequence_number == SEQUENCE
+        assert result.min_sequence_number == min(numbers, default=SEQUENCE)
+    assert (result.manifest_length, result.added_snapshot_id) == (len(made.data), SNAPSHOT)
+    expected = [
         summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
     ]
-    if None in wanted:
-        assert found.partitions is None
+    if None in expected:
+        assert result.partitions is None
     else:
-        assert found.partitions is not None
-        assert [plain(summary) for summary in found.partitions] == wanted, case
+        assert result.partitions is not None
+        assert [plain(summary) for summary in result.partitions] == expected, case
 
 
 def plain(summary: FieldSummary) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         schema=case.json()["schema"],
     )
     manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
-    found = read_entries(data, manifest, case.metadata)
-    wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, None)
-    assert len(found) == len(wanted)
-    for ours, other in zip(found, wanted, strict=True):
+    actual_entries = read_entries(data, manifest, case.metadata)
+    expected = inherited(entries, version, content, SNAPSHOT, SEQUENCE, None)
+    assert len(actual_entries) == len(expected)
+    for ours, other in zip(actual_entries, expected, strict=True):
         left_out = (
             "column_sizes",
             "key_metadata",
@@ -169,11 +169,11 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
             "first_row_id",
         )  # The numbers of this writer, or no numbers
         plain = dict.fromkeys((*left_out, *(LEFT_OUT_WHEN_SPARSE if style.sparse and content == 0 else ())))
-        alike = [
+        manifest_entries = [
             ManifestEntry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replaced(e.file, **plain))
             for e in (ours, other)
         ]
-        assert same(*alike), f"{case} {style}\n{ours}\n{other}"
+        assert same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
 
 
 LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
@@ -224,18 +224,18 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         return
     new = read_entries(made.data, manifest, wide)
     for before, after in zip(old, new, strict=True):
-        wanted = tuple(
+        expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
             for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
         )
-        assert cases.comparable(after.file.partition) == cases.comparable(wanted), case
-    again = write_manifest(
+        assert cases.comparable(after.file.partition) == cases.comparable(expected), case
+    second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in new], metadata=wide, spec_id=0, content=0
     )
     (described,) = listed(
-        case, [again.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
+        case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(new, read_entries(again.data, described, wide), strict=True):
+    for before, after in zip(new, read_entries(second_manifest.data, described, wide), strict=True):
         assert same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
@@ -249,8 +249,8 @@ def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: 
 
 
 def data_file(partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
-    given = {"content": 0, "file_path": "f.parquet", "file_format": "PARQUET", "spec_id": 0, "record_count": 10}
-    return ContentFile(**given | {"partition": partition, "file_size_in_bytes": 1} | more)
+    options = {"content": 0, "file_path": "f.parquet", "file_format": "PARQUET", "spec_id": 0, "record_count": 10}
+    return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | more)
 
 
 def added(file: ContentFile, **more: Any) -> ManifestEntry:
@@ -351,8 +351,8 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         ),
         "list",
     )
-    found = read_entries(made.data, manifest, table(2).metadata)
-    assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in found] == [
+    entries = read_entries(made.data, manifest, table(2).metadata)
+    assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
@@ -373,7 +373,7 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
         manifest("e", 0, None, (1, 0)),
     ]
     assigned, following = assign_first_row_ids(given_manifests, 1_000)
-    assert [one.first_row_id for one in assigned] == [7, 1_000, None, 1_125, 1_128]
+    assert [item.first_row_id for item in assigned] == [7, 1_000, None, 1_125, 1_128]
     assert following == 1_129
     with pytest.raises(Corrupt, match=r"^m: .* has no row counts"):
         assign_first_row_ids([ManifestFile("m", 1, 0, 0, 1, 1)], 0)
@@ -439,9 +439,11 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     kept = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
     (entry,) = read_entries(made.data, manifest, kept)
     assert entry.file.partition == (LOW, 3)
-    again = write_manifest([entry], metadata=kept, spec_id=0, content=0)
+    second_manifest = write_manifest([entry], metadata=kept, spec_id=0, content=0)
     assert (
-        read_entries(again.data, again.to_manifest_file("m", snapshot_id=5, sequence_number=2), kept)[0].file
+        read_entries(
+            second_manifest.data, second_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2), kept
+        )[0].file
         == entry.file
     )
     gone = case.read(**{"schemas": [without], "current-schema-id": 1})
@@ -491,11 +493,11 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: flo
     data[int(at * len(data))] = byte
     manifest = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
-        found = read_entries(bytes(data), manifest, case.metadata)
+        entries = read_entries(bytes(data), manifest, case.metadata)
     except Corrupt as error:
         assert "m.avro" in error.message  # noqa: PT017
     else:
-        assert all(isinstance(entry.file.file_path, str) for entry in found)
+        assert all(isinstance(entry.file.file_path, str) for entry in entries)
 
 
 def test_path_that_is_not_text_is_corrupt() -> None:

@@ -48,17 +48,19 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
-        one = entry(SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet")
-        return manifest(SCHEMA, *[one] * 3_000, codec="deflate")
+        single_entry = entry(
+            SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet"
+        )
+        return manifest(SCHEMA, *[single_entry] * 3_000, codec="deflate")
 
     data = rows(1)
-    kept = decode_manifest(data, "m.avro")
-    before = files.flat(kept)
-    counts, heap = kept.counts["value_counts"][1][1], kept.heap
+    kept_manifest = decode_manifest(data, "m.avro")
+    before = files.flat(kept_manifest)
+    counts, heap = kept_manifest.counts["value_counts"][1][1], kept_manifest.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.flat(kept) == before
-    del kept
+    assert files.flat(kept_manifest) == before
+    del kept_manifest
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
     assert (counts == 1).all()

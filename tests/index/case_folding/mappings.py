@@ -31,7 +31,7 @@ def java_mappings(java: str) -> tuple[Mappings, set[int]]:
         if texts == "unassigned":
             unassigned.add(int(point, 16))
         else:
-            mappings[int(point, 16)] = {_text(one) for one in texts.split(",")}
+            mappings[int(point, 16)] = {_text(item) for item in texts.split(",")}
     return mappings, unassigned
 
 

@@ -16,7 +16,7 @@ UNASSIGNED = "\u0378\U0010ffff\ua7dd"
 def cased() -> str:
     """Return all characters that have another case in Python."""
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
-    return "".join(one for one in points if one != one.lower() or one != one.upper())
+    return "".join(point for point in points if point != point.lower() or point != point.upper())
 
 
 def random_texts(rng: random.Random, count: int) -> list[str]:
@@ -26,7 +26,7 @@ def random_texts(rng: random.Random, count: int) -> list[str]:
 def random_text(rng: random.Random) -> str:
     letters = [rng.choice(["aAkKiIsSjJtT@. 1", ODD, ODD, MARKS, cased(), UNASSIGNED if rng.random() < 0.1 else "x"])]
     letters += [rng.choice(["aAkKiIsSjJtT@. 1", ODD, MARKS, cased()]) for _ in range(rng.randrange(7))]
-    return "".join(rng.choice(one) for one in letters)
+    return "".join(rng.choice(letter) for letter in letters)
 
 
 def with_other_case(rng: random.Random, text: str) -> str:
@@ -34,5 +34,5 @@ def with_other_case(rng: random.Random, text: str) -> str:
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed = rng.choice(changes)(text)
     if rng.random() < 0.3:
-        changed = "".join(rng.choice([str.lower, str.upper])(one) for one in text)
+        changed = "".join(rng.choice([str.lower, str.upper])(item) for item in text)
     return unicodedata.normalize("NFC", changed) if rng.random() < 0.2 else changed

@@ -42,15 +42,15 @@ class Equations:
         self._left_out = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
     def folded(self, points: Iterable[int]) -> list[int]:
-        found: list[int] = []
+        results: list[int] = []
         for point in points:
             while point in self._class_of:
                 point = self._class_of[point]
             if point in self._parts:
-                found += self.folded(self._parts[point])
+                results += self.folded(self._parts[point])
             elif point not in self._left_out:
-                found.append(point)
-        return found
+                results.append(point)
+        return results
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
         """Add an equation.
@@ -101,7 +101,7 @@ def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     single = sorted((point, ord(text) - point) for point, text in folded.items() if len(text) == 1)
     runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _runs(single))
     others = " ".join(
-        f"{point:x}={'+'.join(f'{ord(one):x}' for one in text)}"
+        f"{point:x}={'+'.join(f'{ord(item):x}' for item in text)}"
         for point, text in sorted(folded.items())
         if len(text) != 1
     )
@@ -139,8 +139,8 @@ def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int
 
 def _ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
     for _, group in groupby(enumerate(points), key=lambda item: item[1] - item[0]):
-        listed = [point for _, point in group]
-        yield listed[0], listed[-1]
+        listed_points = [point for _, point in group]
+        yield listed_points[0], listed_points[-1]
 
 
 def main(java: str) -> None:

@@ -128,11 +128,11 @@ class Predicate:
     nans: bool
 
     def keys(self) -> KeyRanges:
-        made = []
+        results = []
         for low, high, low_open, high_open in joined(self.ranges):
             low_key, high_key = (None if end is None else key_of(end, self.kind) for end in (low, high))
-            made.append(KeyRange(low_key, high_key, low_open, high_open))
-        return KeyRanges(self.kind, tuple(made), self.nulls, self.nans)
+            results.append(KeyRange(low_key, high_key, low_open, high_open))
+        return KeyRanges(self.kind, tuple(results), self.nulls, self.nans)
 
     def holds(self, value: Any) -> bool:
         if value is None:
@@ -150,22 +150,24 @@ class Predicate:
 
 def joined(ranges: Sequence[Range]) -> list[Range]:
     """Return ascending, disjoint ranges of the same values."""
-    found: list[Range] = []
-    for one in sorted(ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])):
-        if not found:
-            found.append(one)
+    actual_ranges: list[Range] = []
+    for item in sorted(
+        ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])
+    ):
+        if not actual_ranges:
+            actual_ranges.append(item)
             continue
-        low, high, low_open, high_open = found[-1]
-        if high is not None and one[0] is not None:
-            gap = order(one[0]) > order(high) or (order(one[0]) == order(high) and (one[2] or high_open))
+        low, high, low_open, high_open = actual_ranges[-1]
+        if high is not None and item[0] is not None:
+            gap = order(item[0]) > order(high) or (order(item[0]) == order(high) and (item[2] or high_open))
             if gap:
-                found.append(one)
+                actual_ranges.append(item)
                 continue
-        if high is None or one[1] is None:
-            found[-1] = (low, None, low_open, False)
-        elif (order(one[1]), not one[3]) > (order(high), not high_open):
-            found[-1] = (low, one[1], low_open, one[3])
-    return found
+        if high is None or item[1] is None:
+            actual_ranges[-1] = (low, None, low_open, False)
+        elif (order(item[1]), not item[3]) > (order(high), not high_open):
+            actual_ranges[-1] = (low, item[1], low_open, item[3])
+    return actual_ranges
 
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
@@ -193,5 +195,5 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
     if rng.random() < 0.1:
         ranges.append((None, None, False, False))
     if len(ranges) >= 300 or rng.random() < 0.3:
-        ranges = [one for one in ranges if one[0] is not None and one[0] == one[1]]
+        ranges = [item for item in ranges if item[0] is not None and item[0] == item[1]]
     return Predicate(kind_of(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)

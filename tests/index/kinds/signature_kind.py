@@ -44,8 +44,8 @@ class SignatureQuestion:
 
     def of(self, index: Signatures) -> Flags:
         places = self.hashes % np.uint64(index.rows.shape[1])
-        found: Flags = index.rows[:, places].any(axis=1).astype(np.uint8)
-        return found
+        flags: Flags = index.rows[:, places].any(axis=1).astype(np.uint8)
+        return flags
 
 
 class SignatureKind(IndexKind[Signature, Signatures]):
@@ -72,8 +72,8 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     def open(self, blob: memoryview) -> Signatures:
         return Signatures(blob)
 
-    def query(self, asked: Sequence[KeyRanges]) -> SignatureQuestion | None:
-        columns = point_keys(asked)
+    def query(self, key_ranges: Sequence[KeyRanges]) -> SignatureQuestion | None:
+        columns = point_keys(key_ranges)
         return None if columns is None else SignatureQuestion(hash_keys(columns[0], 0))
 
     def query_of_keys(self, keys: KeySet) -> SignatureQuestion:

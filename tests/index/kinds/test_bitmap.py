@@ -102,7 +102,7 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
         entries = [built(kind, values) for values in mine]
         keep = np.array([rng.random() < 0.6 for _ in mine])
         parts.append((opened(entries), keep))
-        kept += [one for one, is_kept in zip(entries, keep, strict=True) if is_kept]
+        kept += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
         columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
     merged = b"".join(bitmap.merge(parts))
     assert merged == b"".join(bitmap.encode(kept))
@@ -134,7 +134,7 @@ def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> N
     alone = [of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
     for name, entries in (("shared", shared), ("alone", alone)):
-        sections = sum(one.size_bytes for one in entries)
+        sections = sum(entry.size_bytes for entry in entries)
         sizes[name] = (sum(map(len, bitmap.encode(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
     assert sizes["alone"] < 0.01

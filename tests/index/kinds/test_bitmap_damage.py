@@ -80,15 +80,15 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = answers(blob, kind)
-    found = 0
+    count = 0
     for at in range(len(blob)):
         damaged = bytearray(blob)
         damaged[at] ^= 1 << (at * 7 % 8)
         try:
             assert answers(damaged, kind) == right, f"byte {at} of {len(blob)}"
         except ValueError:
-            found += 1
-    assert found > 0.9 * len(blob)
+            count += 1
+    assert count > 0.9 * len(blob)
 
 
 def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, str]) -> None:
@@ -166,22 +166,22 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
         pieces.append(Piece(Coding.FLAT, starts.data))
     if layout == EDGES:
         pieces = [bomb, bomb]
-    written = write_pieces(Head(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
-    opened = Postings(memoryview(written), CODES, 3, 3)
+    written_pieces = write_pieces(Head(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
+    postings = Postings(memoryview(written_pieces), CODES, 3, 3)
     there = np.ones(3, dtype=np.bool_)
     wide = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        opened.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("a section was requested"))
+        postings.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("a section was requested"))
 
 
 def test_lists_with_more_files_than_keys_are_rejected() -> None:
-    key, starts = (_ordered.pack_numbers(np.array(one, dtype=np.uint64)) for one in ([7], [0, 1 << 40]))
+    key, starts = (_ordered.pack_numbers(np.array(item, dtype=np.uint64)) for item in ([7], [0, 1 << 40]))
     parts = (key.tobytes(), bytes(12), bytes(12), bytes(3), starts.tobytes())
-    written = write_pieces(Head(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, one) for one in parts])
-    opened = Postings(memoryview(written), CODES, 3, 3)
+    pieces = write_pieces(Head(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, part) for part in parts])
+    postings = Postings(memoryview(pieces), CODES, 3, 3)
     bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
     with pytest.raises(ValueError, match="postings list"):
-        opened.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
+        postings.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
 
 
 def _runs(containers: int) -> bytes:
@@ -213,12 +213,12 @@ def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
 
 def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
-    found: list[Any] = []
-    assert _peak(lambda: found.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
-    assert bits.count(found[0]) == rows
+    results: list[Any] = []
+    assert _peak(lambda: results.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
+    assert bits.count(results[0]) == rows
     some = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
-    kept = pyroaring.BitMap(some.astype(np.uint32))
-    given = bits.decode(Piece(Coding.ROARING, kept.serialize()), rows)
+    bit_map = pyroaring.BitMap(some.astype(np.uint32))
+    given = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
     assert not isinstance(given, bool)
     assert np.array_equal(bits.positions(given), some)
 
@@ -243,7 +243,7 @@ def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest
     with pytest.raises(ValueError, match="the limit is 10,000"):
         Section(memoryview(packed.section)).decode_slices()
     flat = bitmap.build(keys_of(values, "long"))
-    blobs = [b"".join(bitmap.encode([one])) for one in (packed, flat)]
+    blobs = [b"".join(bitmap.encode([item])) for item in (packed, flat)]
     assert answers(blobs[1], "long")
     monkeypatch.undo()
     assert answers(blobs[0], "long") == answers(blobs[1], "long")

@@ -83,9 +83,9 @@ def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
     floats = blob_of([build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)])
     for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
-        found = Bloom(floats).probe(hash_of(value, "double"))
-        assert found[number] == 1
-        assert found[2:4].tolist() == [0, 0]
+        result = Bloom(floats).probe(hash_of(value, "double"))
+        assert result[number] == 1
+        assert result[2:4].tolist() == [0, 0]
     huge, wide = "x" * 2_000_000, "𝕏 é\0" * 50_000
     columns = [pa.array([huge]), pa.array([wide, None]), pa.array([], pa.string()), pa.nulls(3)]
     texts = Bloom(blob_of([build(keys_of(column, "string")) for column in columns]))
@@ -101,9 +101,9 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     bloom = Bloom(blob)
     for number in rng.permutation(count)[:60].tolist():
         for value in files[number][:3].tolist():
-            found = bloom.probe(hash_of(value))
-            assert found[number] == 1
-            assert np.array_equal(found, cold(blob, hash_of(value)))
+            result = bloom.probe(hash_of(value))
+            assert result[number] == 1
+            assert np.array_equal(result, cold(blob, hash_of(value)))
     together = np.concatenate([hash_of(int(values[0])) for values in files])
     assert bloom.probe(together).all()
     assert np.array_equal(bloom.probe(together), cold(blob, together))
@@ -116,8 +116,8 @@ def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None
     files = random_files(keys, [keys] * max(4, 40_000 // keys))
     bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
     others = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
-    found = sum(int(bloom.probe(others[i : i + 1]).sum()) for i in range(len(others)))
-    assert found / (len(others) * len(files)) <= 1.5 * fpp
+    result = sum(int(bloom.probe(others[i : i + 1]).sum()) for i in range(len(others)))
+    assert result / (len(others) * len(files)) <= 1.5 * fpp
 
 
 def test_repeated_keys_take_no_space() -> None:
@@ -132,8 +132,8 @@ def test_repeated_keys_take_no_space() -> None:
 )
 @settings(max_examples=examples(100))
 def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> None:
-    found = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
-    assert sorted(found) == sorted(set(hashes))
+    result = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
+    assert sorted(result) == sorted(set(hashes))
 
 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
@@ -162,7 +162,7 @@ def bits_in(blob: bytes) -> list[set[int]]:
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
     numbers = blob[16 + 32 * groups :][:files]
     assert xxhash.xxh64_intdigest(blob[: head - 8]) == int.from_bytes(blob[head - 8 : head], "little")
-    found: list[set[int]] = [set() for _ in range(files)]
+    results: list[set[int]] = [set() for _ in range(files)]
     for group, (bits, count, offset, length) in enumerate(entries):
         members = [file for file in range(files) if numbers[file] == group]
         assert len(members) == count
@@ -183,19 +183,19 @@ def bits_in(blob: bytes) -> list[set[int]]:
                 line = number >> row * stride & (1 << stride) - 1
                 assert line >> count == 0
                 while line:
-                    found[members[(line & -line).bit_length() - 1]].add(first + row)
+                    results[members[(line & -line).bit_length() - 1]].add(first + row)
                     line &= line - 1
         assert at == end
-    return found
+    return results
 
 
 def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
-    found = set()
+    results = set()
     for value in values.tolist():
         hashed = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
         high, step = hashed >> 32, hashed & 0xFFFFFFFF | 1
-        found |= {((high + i * step) % 2**32) * bits >> 32 for i in range(k)}
-    return found
+        results |= {((high + i * step) % 2**32) * bits >> 32 for i in range(k)}
+    return results
 
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
@@ -203,14 +203,14 @@ def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int,
     files = random_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
     entries = [build(longs(values), fpp) for values in files]
     expected = [
-        bits_of_values(values, built.filter_bits, hash_count(fpp)) for values, built in zip(files, entries, strict=True)
+        bits_of_values(values, entry.filter_bits, hash_count(fpp)) for values, entry in zip(files, entries, strict=True)
     ]
     assert bits_in(blob_of(entries)) == expected
 
 
 def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
-    blob = blob_of([build(keys_of(pa.array(some, pa.string()), "string")) for some in texts])
+    blob = blob_of([build(keys_of(pa.array(text, pa.string()), "string")) for text in texts])
     assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
 
 
@@ -227,7 +227,7 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
             files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
             entries = [build(longs(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
-            kept += [built for built, wanted in zip(entries, keep.tolist(), strict=True) if wanted]
+            kept += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
             given_parts.append((Bloom(blob_of(entries)), keep))
         yield kept, given_parts
 
@@ -255,7 +255,7 @@ def test_merges_of_merges_miss_no_key() -> None:
     level = [Bloom(blob_of([build(longs(values))])) for values in files]
     while len(level) > 1:
         level = [
-            Bloom(b"".join(merge([(one, np.ones(one.files, dtype=bool)) for one in level[at : at + 4]])))
+            Bloom(b"".join(merge([(item, np.ones(item.files, dtype=bool)) for item in level[at : at + 4]])))
             for at in range(0, len(level), 4)
         ]
     for number, values in enumerate(files):
@@ -309,7 +309,7 @@ def sound() -> tuple[bytes, list[Any], Any]:
     files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = blob_of([build(longs(values)) for values in files])
     hashes = [hash_of(int(values[0])) for values in files]
-    return blob, hashes, [Bloom(blob).probe(one) for one in hashes]
+    return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
 
 
 def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
@@ -319,10 +319,10 @@ def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
     except ValueError:
         return len(hashes)
     errors = 0
-    for one, answer in zip(hashes, answers, strict=True):
+    for single_hash, answer in zip(hashes, answers, strict=True):
         try:
-            assert np.array_equal(bloom.probe(one), answer)
-            assert np.array_equal(cold(damaged, one), answer)
+            assert np.array_equal(bloom.probe(single_hash), answer)
+            assert np.array_equal(cold(damaged, single_hash), answer)
         except ValueError:
             errors += 1
     return errors
@@ -384,8 +384,8 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(sound: tuple
 
 def test_filters_can_be_sent_between_processes() -> None:
     built = build(longs([1, 2, 3]))
-    again = pickle.loads(pickle.dumps(built))
-    assert blob_of([again]) == blob_of([built])
+    document = pickle.loads(pickle.dumps(built))
+    assert blob_of([document]) == blob_of([built])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:

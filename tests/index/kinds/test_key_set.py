@@ -34,7 +34,7 @@ def opened(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitm
 def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
     nulls = rng.choice([0, 0, 0.1])
     values = [None if rng.random() < nulls else rng.randrange(span) - span // 2 for _ in range(rows)]
-    return [None if one is None else f"v{one}" for one in values] if text else values
+    return [None if value is None else f"v{value}" for value in values] if text else values
 
 
 @pytest.mark.parametrize("seed", quick(range(60), 20))
@@ -45,19 +45,19 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
     files = [drawn(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
     index = opened(files, kind, arrow)
-    pool = [one for values in files for one in values if one is not None] + drawn(rng, text, span, 5)
-    wanted = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
-    keys = keys_in(sorted(wanted), kind, arrow)
-    assert index.files_with_keys(keys).tolist() == [int(any(one in wanted for one in values)) for values in files]
-    assert not index.has_only(keys) or all(one in wanted for values in files for one in values)
+    pool = [value for values in files for value in values if value is not None] + drawn(rng, text, span, 5)
+    expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
+    keys = keys_in(sorted(expected), kind, arrow)
+    assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
+    assert not index.has_only(keys) or all(value in expected for values in files for value in values)
     for number, values in enumerate(files):
-        found = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
-        assert found == [one in wanted for one in values]
+        result = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
+        assert result == [value in expected for value in values]
         among = rng.choices([True, False], k=len(values))
-        bits = keys_of(pa.array([1 if one else None for one in among], pa.int64()), "long").valid
+        bits = keys_of(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
         if bits is not None:
-            found = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
-            assert found == [one in wanted and there for one, there in zip(values, among, strict=True)]
+            result = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
+            assert result == [value in expected and there for value, there in zip(values, among, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -71,17 +71,17 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         index = opened([values], "long", pa.int64())
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
-            wanted: set[int] = set(range(low, low + width))
+            expected: set[int] = set(range(low, low + width))
             keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
         else:
-            wanted = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
-            keys = keys_in(sorted(wanted), "long", pa.int64())
+            expected = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
+            keys = keys_in(sorted(expected), "long", pa.int64())
         assert keys.table is not None
         column = index.column(0, keys.table)
         if column is None:  # Few values each have a bitmap.
             continue
         columns.append(column)
-        matching = [one and value in wanted for one, value in zip(matching, values, strict=True)]
+        matching = [one and value in expected for one, value in zip(matching, values, strict=True)]
     if not columns:
         return
     assert any_row(columns, rows, None) == any(matching)
@@ -129,9 +129,9 @@ def test_keys_of_another_type_represent_the_same_values() -> None:
 
 
 def test_digests_differ_by_type_and_by_every_key() -> None:
-    one = keys_in([1, 2, 300], "long", pa.int64())
-    assert one.digest == keys_in([300, 2, 1, 1], "long", pa.int64()).digest
-    assert len({one.digest, one.of_kind("int").digest, keys_in([1, 2], "long", pa.int64()).digest}) == 3
+    keys = keys_in([1, 2, 300], "long", pa.int64())
+    assert keys.digest == keys_in([300, 2, 1, 1], "long", pa.int64()).digest
+    assert len({keys.digest, keys.of_kind("int").digest, keys_in([1, 2], "long", pa.int64()).digest}) == 3
 
 
 def test_keys_too_long_to_be_distinguished_are_rejected() -> None:

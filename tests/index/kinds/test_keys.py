@@ -107,7 +107,7 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.codes is not None
         assert keys.codes.dtype == np.uint64
         assert keys.starts is None
-        found: list[Any] = keys.codes.tolist()
+        result: list[Any] = keys.codes.tolist()
         empty: Key = 0
     else:
         assert keys.codes is None
@@ -115,16 +115,16 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.heap is not None
         assert keys.starts.tolist()[0] == 0
         assert keys.starts.tolist()[-1] == len(keys.heap)
-        found = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
+        result = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
         empty = b""
-    assert found == [empty if value is None or is_nan(value) else expected(kind, value) for value in values]
+    assert result == [empty if value is None or is_nan(value) else expected(kind, value) for value in values]
 
 
 def layouts(array: pa.Array) -> dict[str, Any]:
     """Return the same rows in other Arrow layouts."""
     doubled = pa.concat_arrays([array, array])
     half = len(array) // 2
-    found = {
+    results = {
         "plain": array,
         "sliced": doubled.slice(len(array)),
         "chunks": pa.chunked_array([array.slice(0, half), array.slice(0, 0), array.slice(half)]),
@@ -132,13 +132,13 @@ def layouts(array: pa.Array) -> dict[str, Any]:
         "dictionary, sliced": doubled.dictionary_encode().slice(len(array)),
     }
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        found["view"] = doubled.cast(pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()).slice(
+        results["view"] = doubled.cast(pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()).slice(
             len(array)
         )
-        found["large"] = array.cast(pa.large_binary())
+        results["large"] = array.cast(pa.large_binary())
     if pa.types.is_decimal(array.type):
-        found["wide"] = doubled.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
-    return found
+        results["wide"] = doubled.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
+    return results
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -214,8 +214,8 @@ def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: st
 
 
 def test_uuids_of_the_extension_type_are_their_bytes() -> None:
-    one = UUID(int=2**100 + 7)
-    check(keys_of(pa.array([one.bytes, None], pa.uuid()), "uuid"), "uuid", [one.bytes, None])
+    uuid = UUID(int=2**100 + 7)
+    check(keys_of(pa.array([uuid.bytes, None], pa.uuid()), "uuid"), "uuid", [uuid.bytes, None])
 
 
 def test_huge_strings_and_runs_are_read() -> None:
@@ -305,17 +305,20 @@ def ascending(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
     bounds = [None, *bounds] if draw(st.booleans()) else bounds
     bounds = [*bounds, None] if draw(st.booleans()) or len(bounds) % 2 else bounds
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
-    found = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
+    key_ranges = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
     # Single keys too
-    return [one if one.low is None or draw(st.booleans()) else one._replace(high=one.low) for one in found]
+    return [
+        key_range if key_range.low is None or draw(st.booleans()) else key_range._replace(high=key_range.low)
+        for key_range in key_ranges
+    ]
 
 
-def within(key: Any, one: KeyRange) -> bool:
-    low: Any = one.low
-    high: Any = one.high
-    if low is not None and (key < low or (one.low_open and key == low)):
+def within(key: Any, key_range: KeyRange) -> bool:
+    low: Any = key_range.low
+    high: Any = key_range.high
+    if low is not None and (key < low or (key_range.low_open and key == low)):
         return False
-    return not (high is not None and (key > high or (one.high_open and key == high)))
+    return not (high is not None and (key > high or (key_range.high_open and key == high)))
 
 
 @pytest.mark.parametrize("kind", ["long", "string"])
@@ -325,18 +328,18 @@ def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str,
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     given_ranges = data.draw(ascending(keys))
     ranges = KeyRanges(kind, tuple(given_ranges))
-    asked: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
+    queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":
-        asked = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
-    for key in asked:
-        wanted = any(within(key, one) for one in given_ranges)
-        assert ranges.contains(key) == wanted
-        assert any(within(key, one) for one in ranges.closed) == wanted
+        queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
+    for key in queries:
+        expected = any(within(key, given_range) for given_range in given_ranges)
+        assert ranges.contains(key) == expected
+        assert any(within(key, item) for item in ranges.closed) == expected
         if ranges.points is not None:
-            assert (key in ranges.points) == wanted
+            assert (key in ranges.points) == expected
     if kind == "long":
-        assert all(one.low is not None and one.high is not None for one in ranges.closed)
-        assert not any(one.low_open or one.high_open for one in ranges.closed)
+        assert all(item.low is not None and item.high is not None for item in ranges.closed)
+        assert not any(item.low_open or item.high_open for item in ranges.closed)
 
 
 def test_points_of_ranges_are_all_keys_or_none() -> None:

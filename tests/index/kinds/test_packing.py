@@ -150,9 +150,9 @@ def test_doubles_that_are_floats_take_four_bytes() -> None:
 
 def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
-    found = packed_spans(kind, heap, spans, absent_low=True)
-    assert found is not None
-    return [found[0].key(row) for row in range(len(starts))]
+    actual_packed_spans = packed_spans(kind, heap, spans, absent_low=True)
+    assert actual_packed_spans is not None
+    return [actual_packed_spans[0].key(row) for row in range(len(starts))]
 
 
 def test_bounds_of_impossible_lengths_are_dropped() -> None:
@@ -228,14 +228,14 @@ def test_presence_mask_says_which_values_count() -> None:
     packer = Packer(bytes_of(b""), 4)
     numbers = [packer.longs(longs, present, absent_low=True), packer.doubles(doubles, present, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    found = []
+    results = []
     for number in numbers:
         packed = packer.packed(number)
         assert packed is not None
-        found.append(PackedColumn(memory, Packed(*packed), 4))
-    assert [found[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
-    assert str([found[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
-    assert (found[1].packed.low, found[1].packed.high) == (-math.inf, math.inf)
+        results.append(PackedColumn(memory, Packed(*packed), 4))
+    assert [results[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([results[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
 
 
 SPREADS = [
@@ -298,25 +298,25 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
     heap = bytearray()
-    said: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
+    actual: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
     for kind in kinds:
         counts = [data.draw(st.lists(COUNT, min_size=rows, max_size=rows)) for _ in range(4)]
         if data.draw(st.booleans()):
             counts[0] = list(records)
         value = st.one_of(st.none(), VALUES.get(kind, st.none()))
-        said.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
+        actual.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
 
     def placed(values: list[Any]) -> npt.NDArray[np.int32]:
         return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
 
     given_counts, given_bounds = [], []
-    for kind, (counts, sides) in zip(kinds, said, strict=True):
+    for kind, (counts, sides) in zip(kinds, actual, strict=True):
         given_counts.append(
             tuple(
                 None
-                if all(count is None for count in each) and data.draw(st.booleans())
-                else (placed(each), np.array([count for count in each if count is not None], dtype=np.int64))
-                for each in counts
+                if all(count is None for count in item) and data.draw(st.booleans())
+                else (placed(item), np.array([count for count in item if count is not None], dtype=np.int64))
+                for item in counts
             )
         )
         bounds = []
@@ -332,7 +332,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
 
-    for kind, (counts, sides), number in zip(kinds, said, numbers, strict=True):
+    for kind, (counts, sides), number in zip(kinds, actual, numbers, strict=True):
         lower, upper, packed_counts, *known = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
             form = form_of(kind)
@@ -343,7 +343,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             column = PackedColumn(memory, Packed(*fields), rows)
             keys = [column.key(row) for row in range(rows)]
             assert [None if key is None else value_of(form, kind, key) for key in keys] == side
-        real = [[None if count is not None and count < 0 else count for count in each] for each in counts]
+        real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
         for fields, each in zip(packed_counts, real, strict=True):
             if fields is None:
                 assert all(count is None for count in each)
@@ -358,8 +358,8 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
 
 
 def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
-    found: Longs = PackedColumn(memory, Packed(*fields), rows).longs()
-    return [None if value == MISSING else value for value in found.tolist()]
+    longs: Longs = PackedColumn(memory, Packed(*fields), rows).longs()
+    return [None if value == MISSING else value for value in longs.tolist()]
 
 
 def test_incompatible_columns_are_rejected() -> None:

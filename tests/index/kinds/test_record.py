@@ -192,7 +192,7 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     assert matches(cold(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [known[pair] for pair in pairs]
     for at in range(len(pairs)):
-        assert [found[1:] for found in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == known[pairs[at]]
+        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == known[pairs[at]]
 
 
 def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
@@ -204,11 +204,11 @@ def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = uniform(100_000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
-    assert {len(one) for one in reads} == {1}
-    assert {one[0][1] for one in reads} == {PAGE, 2 * PAGE}
-    assert sum(one[0][1] for one in reads) < 1.02 * PAGE * len(reads)
+    assert {len(read) for read in reads} == {1}
+    assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
+    assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
     absent, _ = uniform(1000, seed=1)
-    assert {len(record.fences.page_ranges(one, one)) for one in absent.reshape(-1, 1)} == {1}
+    assert {len(record.fences.page_ranges(item, item)) for item in absent.reshape(-1, 1)} == {1}
     everything = record.fences.page_ranges(hi, lo)
     assert everything == [(0, len(record.memory))]
 
@@ -228,15 +228,15 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     """There are more hashes than one lookup handles at once, and three times as many answers."""
     hi, lo = uniform(2000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))] * 3))
-    asked = np.random.default_rng(2).integers(0, 4000, 300_000)
+    queries = np.random.default_rng(2).integers(0, 4000, 300_000)
     absent_hi, absent_lo = uniform(2000, seed=1)
     query, file, position = record.lookup(
-        np.concatenate([hi, absent_hi])[asked], np.concatenate([lo, absent_lo])[asked]
+        np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
-    there = np.flatnonzero(asked < 2000)
+    there = np.flatnonzero(queries < 2000)
     assert np.array_equal(query, np.repeat(there, 3))
     assert np.array_equal(file, np.tile([0, 1, 2], len(there)))
-    assert np.array_equal(position, np.repeat(asked[there], 3))
+    assert np.array_equal(position, np.repeat(queries[there], 3))
 
 
 def test_lookups_of_many_threads_agree() -> None:
@@ -386,7 +386,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
     """The reader follows `docs/reference/index-format.md` with `struct` alone."""
     rows = [uniform(500, seed) for seed in range(3)]
-    blob = b"".join(encode([FileRecords(sorted_run(*one)) for one in rows]))
+    blob = b"".join(encode([FileRecords(sorted_run(*row)) for row in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
     assert struct.unpack_from("<Q", blob, len(blob) - 8) == (compute_checksum(blob[-64:-8]),)
@@ -394,7 +394,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     assert compute_checksum(directory) == directory_sum
     fences, counts = struct.unpack_from("<9Q", directory), struct.unpack_from("<3Q", directory, 72)
     assert (len(directory), counts) == (96, (500, 500, 500))
-    found = []
+    results = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
         page_sum, held, zero = struct.unpack_from("<QII", page)
@@ -403,9 +403,11 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         assert not any(page[16 + 24 * held :])
         inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(held)]
         assert inside[0][0] == fences[number]
-        found += inside
+        results += inside
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
-    assert found == sorted((*pair, file, at) for file, one in enumerate(pairs) for at, pair in enumerate(one))
+    assert results == sorted(
+        (*pair, file, at) for file, single_pair in enumerate(pairs) for at, pair in enumerate(single_pair)
+    )
 
 
 def test_bytes_of_a_record_blob_never_change() -> None:

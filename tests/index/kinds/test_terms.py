@@ -94,9 +94,9 @@ def test_term_names_a_column_and_its_transform(text: str, column_id: int, transf
     ],
 )
 def test_invalid_term_is_rejected_with_the_reason(text: str, complaint: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         resolve(text, SCHEMA, (OLDER,))
-    assert complaint in refused.value.message
+    assert complaint in error.value.message
 
 
 def test_name_of_two_columns_that_differ_in_case_is_rejected() -> None:

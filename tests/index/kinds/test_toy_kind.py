@@ -50,22 +50,31 @@ def client(served: Served) -> Iterator[IndexClient]:
 
 
 def build(client: IndexClient) -> None:
-    done = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
-    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    new_round = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
+    assert (new_round.builds, new_round.merges, new_round.failed) == (1, 1, 0)
 
 
 def live_paths(client: IndexClient) -> list[Path]:
-    listed = client.index("db.t", INDEX).json["index-files"]
-    return [Path(one["location"].removeprefix("file://")) for one in listed if one["state"] == "live"]
+    index_files = client.index("db.t", INDEX).json["index-files"]
+    return [
+        Path(index_file["location"].removeprefix("file://"))
+        for index_file in index_files
+        if index_file["state"] == "live"
+    ]
 
 
 def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
     build(client)
-    found = client.index("db.t", INDEX)
-    assert (found.health, found.files, found.json["kind"], found.json["levels"]) == ("ok", FILES, "signature", {"1": 1})
-    assert (found.json["width"], found.definition) == (1024, "signature(id, width=1024)")
+    result = client.index("db.t", INDEX)
+    assert (result.health, result.files, result.json["kind"], result.json["levels"]) == (
+        "ok",
+        FILES,
+        "signature",
+        {"1": 1},
+    )
+    assert (result.json["width"], result.definition) == (1024, "signature(id, width=1024)")
     plan = client.explain("db.t", "id = 40")
     assert plan.files < FILES / 2
     assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name
@@ -78,9 +87,9 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
 def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
     build(client)
     with catalog_at(client.url) as catalog:
-        for wanted in (0, 40, FILES * ROWS - 1, FILES * ROWS):
-            rows = catalog.load_table("db.t").scan(row_filter=f"id = {wanted}").to_arrow()
-            assert rows["id"].to_pylist() == [wanted] * (wanted < FILES * ROWS)
+        for expected in (0, 40, FILES * ROWS - 1, FILES * ROWS):
+            rows = catalog.load_table("db.t").scan(row_filter=f"id = {expected}").to_arrow()
+            assert rows["id"].to_pylist() == [expected] * (expected < FILES * ROWS)
 
 
 def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexClient) -> None:
@@ -95,18 +104,18 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     build(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = live_paths(client)
-    opened = open_index_file(path.read_bytes(), path.as_uri())
-    turned = SIGNATURE.encode([*SIGNATURE.open(opened.blob).rows[1:], SIGNATURE.open(opened.blob).rows[0]])
-    said = opened.header
+    index_file = open_index_file(path.read_bytes(), path.as_uri())
+    turned = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
+    header = index_file.header
     parts = list(
         assemble(
-            said.definition,
-            said.kind,
-            opened.files,
+            header.definition,
+            header.kind,
+            index_file.files,
             turned,
-            table_uuid=said.table_uuid,
-            field_ids=said.field_ids,
-            level=said.level,
+            table_uuid=header.table_uuid,
+            field_ids=header.field_ids,
+            level=header.level,
         )
     )
     path.unlink()
@@ -150,7 +159,7 @@ options = {one.name: one for one in create.params}
 print("signature" in options["kind"].type.choices, options["width"].help)
 print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
-    assert "True Of signature: the bits of a signature. Default: 256." in done.stdout
-    assert "['bloom', 'bitmap', 'record', 'signature', 'bucket', None]" in done.stdout
-    assert "For signature: the bits of a signature." in done.stdout.splitlines()[1]
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert "True Of signature: the bits of a signature. Default: 256." in completed.stdout
+    assert "['bloom', 'bitmap', 'record', 'signature', 'bucket', None]" in completed.stdout
+    assert "For signature: the bits of a signature." in completed.stdout.splitlines()[1]

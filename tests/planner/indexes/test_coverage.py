@@ -33,8 +33,8 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 def ids_of(files: Sequence[ContentFile]) -> Words:
     """Call the function that index builders call, once for each file, and return the identities."""
-    found = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
-    return np.concatenate([np.empty((0, 2), dtype=np.uint64), *found])
+    actual_file_ids = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
+    return np.concatenate([np.empty((0, 2), dtype=np.uint64), *actual_file_ids])
 
 
 async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 assert ids.count == len(files), told
                 picked = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
-                asked = ids_of([files[row] for row in picked] + strangers)
-                rows = ids.find(asked)
+                query_ids = ids_of([files[row] for row in picked] + strangers)
+                rows = ids.find(query_ids)
                 assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], told
                 assert (rows[len(picked) :] == -1).all(), told
-                there = {files[row].path for row in picked}
-                assert ids.are_covered_by(asked).tolist() == [file.path in there for file in files], told
+                paths = {files[row].path for row in picked}
+                assert ids.are_covered_by(query_ids).tolist() == [file.path in paths for file in files], told
                 searched += len(files)
         assert searched > 10 * count
 
@@ -63,9 +63,9 @@ async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, 
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
-    asked = ids_of([table.file(2, 0), table.file(9, 0)])
-    assert ids.are_covered_by(asked).tolist() == [False, True, True, False]
-    assert ids.find(asked).tolist() in ([1, -1], [2, -1])
+    query_ids = ids_of([table.file(2, 0), table.file(9, 0)])
+    assert ids.are_covered_by(query_ids).tolist() == [False, True, True, False]
+    assert ids.find(query_ids).tolist() in ([1, -1], [2, -1])
 
 
 async def test_file_without_a_record_count_has_no_identity(
@@ -83,8 +83,8 @@ async def test_file_without_a_record_count_has_no_identity(
 
 async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
-    asked = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.count, ids.find(asked).tolist(), ids.are_covered_by(asked).tolist()) == (0, [-1], [])
+    queries = np.array([[1, 2]], dtype=np.uint64)
+    assert (ids.count, ids.find(queries).tolist(), ids.are_covered_by(queries).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 
@@ -92,17 +92,17 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
     rng = random.Random(5)
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
     ordered = np.array(pairs, dtype=np.uint64)
-    asked = [(high, low) for high in range(4) for low in range(50)]
-    found = coverage._find(ordered, np.array(asked, dtype=np.uint64)).tolist()
-    assert found == [pairs.index(one) if one in pairs else -1 for one in asked]
+    queries = [(high, low) for high in range(4) for low in range(50)]
+    result = coverage._find(ordered, np.array(queries, dtype=np.uint64)).tolist()
+    assert result == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 
 async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
+    results = []
     identify = coverage._identify
-    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.file_count) or identify(view))
+    monkeypatch.setattr(coverage, "_identify", lambda view: results.append(view.file_count) or identify(view))
     table = Table(tmp_path / "t")
     first = table.manifest("a", range(5))
     table.commit(1, [first])
@@ -112,9 +112,9 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     assert file_ids_of(view) is ids
     assert ids.size_bytes == 5 * 24
     file_ids_of(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
-    assert made == [5, 3]
+    assert results == [5, 3]
     alone = TableView(view.manifests, view.blocks)
-    gone = ref(file_ids_of(alone))
+    removed_ref = ref(file_ids_of(alone))
     del alone
     gc.collect()
-    assert gone() is None
+    assert removed_ref() is None

@@ -71,16 +71,16 @@ class Rig:
 
     async def create(self, **properties: str) -> IndexedTable:
         """Create a table of six files: file 0 holds ids from 0 to 8, file 1 ids from 10 to 18, and so on."""
-        made = Table(self.folder / "t")
-        made.commit(1, [made.manifest("a", range(3)), made.manifest("b", range(3, 6))])
-        self.table = IndexedTable(made, self.store, self.registry, properties)
+        table = Table(self.folder / "t")
+        table.commit(1, [table.manifest("a", range(3)), table.manifest("b", range(3, 6))])
+        self.table = IndexedTable(table, self.store, self.registry, properties)
         await self.table.register()
         return self.table
 
     async def planning(
-        self, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
+        self, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **options: Any
     ) -> Planning:
-        return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **given))
+        return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **options))
 
     async def scan(self, planning: Planning, filter: Any) -> ScanPlan:
         request = ScanRequest(filter=parse_expression(filter))
@@ -149,22 +149,22 @@ def asked(filter: Any, **properties: str) -> IndexProjection | None:
 def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return (index, operation, values) of each predicate on a term."""
     assert projected is not None
-    found = [
-        (projected.by_field[one.column_id].name, one.op.value, one.values)
-        for one in predicates_of(projected.expression)
+    results = [
+        (projected.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
+        for predicate in predicates_of(projected.expression)
     ]
     composite = [
-        (definition.name, one.op.value, one.values) for definition, listed in projected.composite for one in listed
+        (definition.name, item.op.value, item.values) for definition, listed in projected.composite for item in listed
     ]
-    return sorted(found + composite)
+    return sorted(results + composite)
 
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
     filter = both(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
-    found = said(asked(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))"))
-    assert [(name, op) for name, op, _ in found] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
-    assert found[1][2] == (18264,)
-    assert found[2][2] == (5,)
+    result = said(asked(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))"))
+    assert [(name, op) for name, op, _ in result] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
+    assert result[1][2] == (18264,)
+    assert result[2][2] == (5,)
 
 
 def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
@@ -209,12 +209,12 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
 
 def test_composite_key_index_receives_folded_values() -> None:
     term = {"type": "transform", "transform": "upper", "term": "name"}
-    found = said(asked(both(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))"))
-    assert found == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
+    result = said(asked(both(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))"))
+    assert result == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
     projected = asked(both(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))")
     assert projected is not None
     ((_, equalities),) = projected.composite
-    assert [one.values for one in equalities] == [(7,), ("ab",)]
+    assert [equality.values for equality in equalities] == [(7,), ("ab",)]
 
 
 def test_bloom_and_record_indexes_answer_equality_only() -> None:
@@ -260,7 +260,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
     opened = [await planning.indexes.open(file) for file in await table.files()]
-    files = [one for one in opened if one is not None]
+    files = [item for item in opened if item is not None]
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
     assert coverage.files == 2
@@ -340,16 +340,16 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
     assert numbers_of(scan) == [1]
     assert not scan.complete
     hits = planning.planner.stats().plan_hits
-    again = await asyncio.gather(*(rig.scan(planning, either(ODD, eq(value))) for value in (31, 33, 35, 37)))
-    assert [numbers_of(one) for one in again] == [[1]] * 4
+    results = await asyncio.gather(*(rig.scan(planning, either(ODD, eq(value))) for value in (31, 33, 35, 37)))
+    assert [numbers_of(result) for result in results] == [[1]] * 4
     assert stores[0].reads.count(late.name) == 1
     stores[0].let_go()
     (file,) = [file for file in await table.files() if file.location == late.as_uri()]
     await until(lambda: planning.indexes.in_memory(file) is not None)
-    found = await rig.scan(planning, either(ODD, eq(35)))
-    assert (numbers_of(found), found.complete) == ([], True)
+    scan_result = await rig.scan(planning, either(ODD, eq(35)))
+    assert (numbers_of(scan_result), scan_result.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
-    assert await rig.scan(planning, either(ODD, eq(35))) is found
+    assert await rig.scan(planning, either(ODD, eq(35))) is scan_result
 
 
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +367,7 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     assert await rig.planned(planning, ODD) == []
 
 
-async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watched]:
+async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, Watched]:
     """Return a planner that uses bloom indexes of any size by range reads.
 
     Its reads of this whole index file wait.
@@ -379,7 +379,7 @@ async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watche
         stores[0].hold = path.name
         return stores[0]
 
-    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **given})
+    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
     return planning, stores[0]
 
 
@@ -432,11 +432,11 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path)
     assert await rig.planned(planning, eq(12)) == [1]
-    asked = len(storage.ranges)
+    request_count = len(storage.ranges)
     scan = await rig.scan(planning, both(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
-    assert len(storage.ranges) == asked + 1, "the section of one file"
+    assert len(storage.ranges) == request_count + 1, "the section of one file"
     plain = await rig.scan(await rig.planning(), both(eq(12), eq(14)))
     assert plain.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
@@ -451,7 +451,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     planning, storage = await far_away(rig, path, index_wait_s=0.6)
     assert await rig.planned(planning, eq(12)) == [1]
     assert await rig.planned(planning, eq(14)) == [1]
-    asked = len(storage.ranges)
+    request_count = len(storage.ranges)
 
     async def never(location: str, start: int, length: int) -> bytes:
         storage.ranges.append(location)
@@ -462,7 +462,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     async with asyncio.timeout(60):
         scan = await rig.scan(planning, both(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([1], False)
-    assert len(storage.ranges) == asked + 1
+    assert len(storage.ranges) == request_count + 1
 
 
 async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig) -> None:
@@ -531,9 +531,9 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
-    kept = first.view.derived.size_bytes
+    size_bytes = first.view.derived.size_bytes
     looked_up = await covers.bitmaps(first.view, definition, entry)
-    assert first.view.derived.size_bytes == kept, "lookups share what plans found"
+    assert first.view.derived.size_bytes == size_bytes, "lookups share what plans found"
     assert (await covers.bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
     await table.index("b", [0])
     assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
@@ -580,10 +580,10 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     await table.index("b", FILES)
     planning = await rig.planning()
     assert await rig.planned(planning, ODD) == []
-    said: dict[str, Any] = json.loads(json.dumps(table.table._json()))
-    said["properties"] = dict(table.metadata.properties)
-    said["schemas"][0]["fields"][0]["name"], said["schemas"][0]["fields"][1]["name"] = "day", "id"
-    other = decode_table(json.dumps(said).encode(), "file:///other")
+    document: dict[str, Any] = json.loads(json.dumps(table.table._json()))
+    document["properties"] = dict(table.metadata.properties)
+    document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
+    other = decode_table(json.dumps(document).encode(), "file:///other")
     assert isinstance(other, TableMetadata)
     entry = await table.entry()
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))

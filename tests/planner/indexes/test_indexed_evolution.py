@@ -178,10 +178,10 @@ async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exa
                 written = render(result_kind("identity", promotion.after), literal, "spec")
                 filter = {"type": op, "term": "c", "value": written}
                 request = ScanRequest(filter=parse_expression(filter))
-                planned = set(numbers_of(await planning.planner.bind_and_plan(table.metadata, request, entry)))
+                numbers = set(numbers_of(await planning.planner.bind_and_plan(table.metadata, request, entry)))
                 expected = {number for number, values in rows.items() if any(holds(value, literal) for value in values)}
-                assert expected <= planned, filter
-                assert not exact or planned == expected, filter
+                assert expected <= numbers, filter
+                assert not exact or numbers == expected, filter
 
 
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:

@@ -84,7 +84,7 @@ Plans for other clients may contain its rows by chance.
 
 async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
@@ -92,33 +92,33 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
         registry = Registry(store, clock)
         for start in range(0, len(chosen), LAKES_AT_ONCE):
             chunk = chosen[start : start + LAKES_AT_ONCE]
-            drawn: list[Case] = []
+            random_cases: list[Case] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
                 mine = list(cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
                 lake = mine[0].lake
-                one = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
-                await index_randomly(rng, one)
-                drawn += [_pointed(rng, one, case) if rng.random() < 0.7 else case for case in mine]
-            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, drawn))
+                single_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
+                await index_randomly(rng, single_lake)
+                random_cases += [_pointed(rng, single_lake, case) if rng.random() < 0.7 else case for case in mine]
+            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, random_cases))
             async with open_planning(folder, registry) as sound:
-                plain, indexed = await _planned(sound, drawn, lakes, seen)
-            afar = await _planned_from_afar(folder, registry, drawn, lakes)
-            damaged = await _planned_damaged(folder, registry, drawn, lakes, seen)
+                plain, indexed = await _planned(sound, random_cases, lakes, counts)
+            afar = await _planned_from_afar(folder, registry, random_cases, lakes)
+            damaged = await _planned_damaged(folder, registry, random_cases, lakes, counts)
             for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
-                drawn, plain, indexed, afar, damaged, await judging, strict=True
+                random_cases, plain, indexed, afar, damaged, await judging, strict=True
             ):
                 assert set(plan) <= set(distant) <= set(without), f"ranges tell something else than the whole\n{case}"
                 assert all(without.get(path) == task for path, task in plan.items()), f"more than without\n{case}"
                 assert set(plan) <= set(spoilt) <= set(without), f"damage made the plan another\n{case}"
-                seen += judge(case, plan, filtered, unfiltered)
-                seen["kept without indexes"] += len(without)
-                seen["kept with damaged indexes"] += len(spoilt)
-                seen["kept from afar"] += len(distant)
+                counts += judge(case, plan, filtered, unfiltered)
+                counts["kept without indexes"] += len(without)
+                counts["kept with damaged indexes"] += len(spoilt)
+                counts["kept from afar"] += len(distant)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
-    return seen
+    return counts
 
 
 def _pointed(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
@@ -132,28 +132,28 @@ Plans = list[dict[str, Task]]
 
 
 async def _planned(
-    planning: Planning, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
+    planning: Planning, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
     """Return the plans of each case without indexes and with them."""
     plain, indexed = [], []
-    for case in drawn:
+    for case in cases:
         plain.append(await our_plan(planning.planner, case))
         indexed.append(await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()))
-    for one in lakes.values():
-        for definition in one.definitions:
-            used = planning.usage.find_usage(one.metadata.table_uuid, definition.id)
+    for lake in lakes.values():
+        for definition in lake.definitions:
+            used = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
             if used is not None:
-                seen[f"asked {definition.kind}"] += used.plans
-                seen[f"removed by {definition.kind}"] += used.files_removed
+                counts[f"asked {definition.kind}"] += used.plans
+                counts[f"removed by {definition.kind}"] += used.files_removed
     assert (planning.indexes.failures, planning.indexes.quarantined) == (0, 0)
     return plain, indexed
 
 
 async def _planned_from_afar(
-    folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake]
+    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
-    far = {file.location for one in lakes.values() for file in await one.live()}
+    far = {file.location for lake in lakes.values() for file in await lake.live()}
 
     class Afar(Watched):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -164,35 +164,35 @@ async def _planned_from_afar(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold, "_GUESS_BYTES", 64)  # No statistics, so that only indexes prune.
         async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
-            return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
+            return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases]
 
 
 async def _planned_damaged(
-    folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
+    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> Plans:
     """Return the plans of a server for which half of the index files are damaged."""
-    for seed, one in lakes.items():
+    for seed, lake in lakes.items():
         rng = random.Random(f"damage of {seed}")
-        for file in await one.live():
+        for file in await lake.live():
             if rng.random() < 0.5:
-                seen[f"index files {damage(rng, file.location)}"] += 1
+                counts[f"index files {damage(rng, file.location)}"] += 1
     async with open_planning(folder, registry) as planning:
-        found = [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
-        seen["quarantined"] += planning.indexes.quarantined
-    return found
+        results = [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases]
+        counts["quarantined"] += planning.indexes.quarantined
+    return results
 
 
 async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    seen = await campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
-    print(dict(seen))
+    seen_campaign = await campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
+    print(dict(seen_campaign))
     if "PLANNER_SEEDS" not in os.environ:
-        assert seen["kept without indexes"] > seen["kept with damaged indexes"] + 10
-        assert seen["kept with damaged indexes"] > seen["kept"] + 10
-        assert min(seen[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > 3
-        assert seen["quarantined"] > 20
-        assert seen["kept"] <= seen["kept from afar"] < seen["kept"] + 20
+        assert seen_campaign["kept without indexes"] > seen_campaign["kept with damaged indexes"] + 10
+        assert seen_campaign["kept with damaged indexes"] > seen_campaign["kept"] + 10
+        assert min(seen_campaign[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > 3
+        assert seen_campaign["quarantined"] > 20
+        assert seen_campaign["kept"] <= seen_campaign["kept from afar"] < seen_campaign["kept"] + 20
 
 
 @pytest.mark.slow
@@ -201,9 +201,9 @@ async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_
 async def test_plans_with_indexes_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
-    seen = await campaign(range(start, start + 500), 10, tmp_path, java)
-    print(f"seeds from {start}: {dict(seen)}")
-    assert seen["case"] == 5000
+    seen_campaign = await campaign(range(start, start + 500), 10, tmp_path, java)
+    print(f"seeds from {start}: {dict(seen_campaign)}")
+    assert seen_campaign["case"] == 5000
 
 
 # Exactness
@@ -228,10 +228,10 @@ def conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]
     """
     covered = {name.rpartition("b")[2] for name in exact_properties(lake)}
     while count:
-        drawn = [_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
-        if None not in drawn and len(set().union(*map(columns_of, drawn))) == len(drawn):
+        conditions = [_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
+        if None not in conditions and len(set().union(*map(columns_of, conditions))) == len(conditions):
             count -= 1
-            yield drawn
+            yield conditions
 
 
 def _condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
@@ -252,14 +252,14 @@ def matched(lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients
         file.path
         for file in files
         if any(
-            all(any(matches(one, row, names, meaning) for meaning in clients) for one in drawn)
+            all(any(matches(item, row, names, meaning) for meaning in clients) for item in drawn)
             for row in lake.rows(file)
         )
     }
 
 
 async def exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     clock = SystemClock()
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
         await create_namespace(store)
@@ -277,38 +277,44 @@ async def exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> 
                         for part in (entries[:half], entries[half:]):
                             if part:
                                 await indexed.add(definition, part)
-                    await _judge_exactly(planning, indexed, per_lake, seen)
+                    await _judge_exactly(planning, indexed, per_lake, counts)
                 shutil.rmtree(folder / str(seed))
-    return seen
+    return counts
 
 
-async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, seen: Counter[str]) -> None:
+async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
     lake, entry = indexed.lake, await indexed.entry()
     rng = random.Random(~lake.seed)
-    for drawn in conditions(rng, lake, count):
+    for random_condition in conditions(rng, lake, count):
         snapshot = rng.choice(list(lake.snapshots.values()))
-        condition = drawn[0] if len(drawn) == 1 else {"type": "and", "left": drawn[0], "right": drawn[1]}
+        condition = (
+            random_condition[0]
+            if len(random_condition) == 1
+            else {"type": "and", "left": random_condition[0], "right": random_condition[1]}
+        )
         nan_above = rng.random() < 0.5
         request = ScanRequest(filter=parse_expression(condition), snapshot_id=snapshot.id)
         bound = BoundScan.bind(indexed.metadata, request).bound
         request = replace_struct(request, nan_above=nan_above)
         scan = await planning.planner.bind_and_plan(indexed.metadata, request, entry)
-        asked = len(predicates_of(bound))
-        if isinstance(bound, Bound | And | Or) and asked != sum(1 + ("left" in one) for one in drawn):
-            seen["decided by its type"] += 1
+        request_count = len(predicates_of(bound))
+        if isinstance(bound, Bound | And | Or) and request_count != sum(
+            1 + ("left" in item) for item in random_condition
+        ):
+            counts["decided by its type"] += 1
             continue
-        planned = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
-        where = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
+        paths = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
+        context = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
         clients = NAN_LOVERS if nan_above else CLIENTS
-        assert matched(lake, snapshot.data_files, drawn, clients) <= planned, where
-        seen["for Spark"] += nan_above
-        if asked:
-            assert planned <= matched(lake, snapshot.data_files, drawn, NAN_LOVERS), where
-        seen["case"] += 1
-        seen["two columns"] += len(drawn) > 1
-        seen["left out by rows"] += sum(stage.name == "bitmap_rows" for stage in scan.stages)
-        seen["kept"] += len(planned)
-        seen["dropped"] += len(snapshot.data_files) - len(planned)
+        assert matched(lake, snapshot.data_files, random_condition, clients) <= paths, context
+        counts["for Spark"] += nan_above
+        if request_count:
+            assert paths <= matched(lake, snapshot.data_files, random_condition, NAN_LOVERS), context
+        counts["case"] += 1
+        counts["two columns"] += len(random_condition) > 1
+        counts["left out by rows"] += sum(stage.name == "bitmap_rows" for stage in scan.stages)
+        counts["kept"] += len(paths)
+        counts["dropped"] += len(snapshot.data_files) - len(paths)
 
 
 def _path_at(scan: ScanPlan, row: int) -> str:
@@ -320,16 +326,19 @@ def _path_at(scan: ScanPlan, row: int) -> str:
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
     count = examples(30, 14)
-    seen = await exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
-    print(dict(seen))
+    seen_exact_campaign = await exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
+    print(dict(seen_exact_campaign))
     if "PLANNER_SEEDS" not in os.environ:
-        assert seen["case"] > 7 * count
-        assert min(seen["two columns"], seen["kept"], seen["dropped"]) > 1.5 * count
+        assert seen_exact_campaign["case"] > 7 * count
+        assert (
+            min(seen_exact_campaign["two columns"], seen_exact_campaign["kept"], seen_exact_campaign["dropped"])
+            > 1.5 * count
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_is_exact_when_bitmaps_cover_all_files_in_thousands_of_cases(tmp_path: Path) -> None:
-    seen = await exact_campaign(range(30_000, 30_600), 20, tmp_path)
-    print(dict(seen))
-    assert seen["case"] > 8000
+    seen_exact_campaign = await exact_campaign(range(30_000, 30_600), 20, tmp_path)
+    print(dict(seen_exact_campaign))
+    assert seen_exact_campaign["case"] > 8000

@@ -41,12 +41,12 @@ def filters(rng: random.Random) -> tuple[Any, set[int]]:
         filter: Any = {"type": "eq", "term": "id", "value": values[0]}
     else:
         filter = {"type": "in", "term": "id", "values": values}
-    found = {value // 10 for value in values if value % 2 == 0}
+    results = {value // 10 for value in values if value % 2 == 0}
     if rng.random() < 0.3:  # No row has two values.
         other = 2 * rng.randrange(5 * FILES)
         filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other}}
-        found = {other // 10} if other in values else set()
-    return filter, found
+        results = {other // 10} if other in values else set()
+    return filter, results
 
 
 async def plans(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
@@ -57,10 +57,10 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
     """
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
-        filter, wanted = filters(rng)
+        filter, expected = filters(rng)
         request = ScanRequest(filter=parse_expression(filter))
         scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
-        assert wanted <= set(numbers_of(scan)), filter
+        assert expected <= set(numbers_of(scan)), filter
         count += 1
         if rng.random() < 0.3:
             await asyncio.sleep(0)
@@ -121,13 +121,17 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         clock = SystemClock()
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 's.db'}", clock=clock))
         await create_namespace(store)
-        made = Table(folder / "t")
-        made.commit(1, [made.manifest("a", range(FILES // 2)), made.manifest("b", range(FILES // 2, FILES))])
-        table = IndexedTable(made, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
+        new_table = Table(folder / "t")
+        new_table.commit(
+            1, [new_table.manifest("a", range(FILES // 2)), new_table.manifest("b", range(FILES // 2, FILES))]
+        )
+        table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
-        given: dict[str, Any] = {"index_wait_s": 0.05, "index_memory_bytes": 20_000, "index_disk_bytes": 4 << 20}
+        options: dict[str, Any] = {"index_wait_s": 0.05, "index_memory_bytes": 20_000, "index_disk_bytes": 4 << 20}
         workers = [
-            await stack.enter_async_context(open_planning(folder, Registry(store, clock), **given, home=folder / name))
+            await stack.enter_async_context(
+                open_planning(folder, Registry(store, clock), **options, home=folder / name)
+            )
             for name in ("one", "two")
         ]
         ended = asyncio.Event()
@@ -141,13 +145,13 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         counts = [task.result() for task in planning]
         assert min(counts) > PLANS_MIN
         ids = [definition.id for definition in table.definitions.values()]
-        used = [worker.usage.find_usage(table.metadata.table_uuid, one) for worker in workers for one in ids]
-        assert sum(one.files_removed for one in used if one is not None) > 0
+        used = [worker.usage.find_usage(table.metadata.table_uuid, item) for worker in workers for item in ids]
+        assert sum(item.files_removed for item in used if item is not None) > 0
         # Plans are also right after the changes, with the index files that are left.
         for _ in range(50):
-            filter, wanted = filters(rng)
+            filter, expected = filters(rng)
             scan = await workers[0].planner.bind_and_plan(
                 table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
             )
-            assert wanted <= set(numbers_of(scan))
+            assert expected <= set(numbers_of(scan))
             workers[0].planner.check_invariants()

@@ -86,12 +86,12 @@ async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_pa
         async with open_planning(tmp_path, table.registry) as planning:
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
-                planned = numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry()))
+                numbers = numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry()))
                 expected = {
                     number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
                 }
-                assert expected <= set(planned), filter
-                assert kind != "bitmap" or expected == set(planned), filter
+                assert expected <= set(numbers), filter
+                assert kind != "bitmap" or expected == set(numbers), filter
 
 
 @pytest.mark.parametrize("semantics", ComparisonSemantics)

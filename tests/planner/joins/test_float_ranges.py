@@ -33,7 +33,7 @@ _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 def compare(value: float, op: str, other: float) -> bool:
     """Compare as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
-    keys = [(one != one, 0.0 if one != one else one) for one in (value, other)]
+    keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
     return OPERATORS[op](keys[0], keys[1])
 
 
@@ -56,8 +56,8 @@ def is_met(condition: Expression, value: float) -> bool:
 @pytest.mark.parametrize("operators", [*((op,) for op in ("<", "<=", ">", ">=")), (">", "<"), (">=", "<=")])
 def test_range_of_special_floats_has_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
     for limits in itertools.product(SPECIAL, repeat=len(operators)):
-        columns = [FileColumn.from_array(pa.chunked_array([pa.array([one])]), "double").codes for one in limits]
-        spans = spans_of_rows([(*each, "double") for each in columns], operators, "double")
+        columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
+        spans = spans_of_rows([(*column, "double") for column in columns], operators, "double")
         condition = make_range_condition(LimitedColumn(1, "x", "double"), *to_key_sets(*spans, "double"))
         for value in SPECIAL:
             is_found = all(compare(value, op, limit) for op, limit in zip(operators, limits, strict=True))

@@ -88,40 +88,40 @@ def value(rng: random.Random, kind: str) -> int | float | str | None:
 
 
 def row(rng: random.Random, columns: dict[str, str]) -> Row:
-    found = {name: value(rng, kind) for name, kind in columns.items()}
-    if "year" in found and found["year"] is not None:
-        found["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
-    return found
+    results = {name: value(rng, kind) for name, kind in columns.items()}
+    if "year" in results and results["year"] is not None:
+        results["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
+    return results
 
 
 async def made(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
-    listed = [Col(number, column, kind) for number, (column, kind) in enumerate(columns.items(), 1)]
+    cols = [Col(number, column, kind) for number, (column, kind) in enumerate(columns.items(), 1)]
     parts = [PartitionField(1000, "p", 3, "identity")] if "d" in columns and rng.random() < 0.3 else []
-    table = await StarTable.create(api, name, listed, parts=parts)
-    made = []
+    table = await StarTable.create(api, name, cols, parts=parts)
+    results = []
     for _ in range(files):
         rows = [row(rng, columns) for _ in range(rng.randint(1, 3))]
-        for one in rows if parts else ():
-            one["d"] = rows[0]["d"]
-        made.append(table.file(rows))
-    await table.commit(made)
-    for file in made if rng.random() < 0.3 else ():
-        gone = [number for number in range(len(table.rows[file.path])) if rng.random() < 0.5]
-        if gone:
-            await table.commit(deletes=[table.position_deletes(file, gone)])
+        for item in rows if parts else ():
+            item["d"] = rows[0]["d"]
+        results.append(table.file(rows))
+    await table.commit(results)
+    for file in results if rng.random() < 0.3 else ():
+        numbers = [number for number in range(len(table.rows[file.path])) if rng.random() < 0.5]
+        if numbers:
+            await table.commit(deletes=[table.position_deletes(file, numbers)])
     return table
 
 
 def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> None:
     rows = [
-        (number, one)
+        (number, row)
         for number, file in enumerate(table.data)
-        for position, one in enumerate(table.rows[file.path])
+        for position, row in enumerate(table.rows[file.path])
         if position not in table.gone.get(file.path, ())
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
-    for one in table.columns:
-        columns[one.name] = array_of(one.kind, [each[one.name] for _, each in rows])
+    for column in table.columns:
+        columns[column.name] = array_of(column.kind, [each[column.name] for _, each in rows])
     con.register("arrow", pa.table(columns))
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
@@ -145,12 +145,12 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
     if rng.random() < 0.7:
         asked["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
         condition += f" AND o.{asked['predicate']}"
-    told = f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
+    context = f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
     if rng.random() < 0.3:
         number = rng.randint(0, 6)
         asked["unless"] = {"type": "eq", "term": "c", "value": number}
-        told = f"({told} OR c = {number})"
-    return {**asked, "table": ["db", names[dimension]]}, told
+        context = f"({context} OR c = {number})"
+    return {**asked, "table": ["db", names[dimension]]}, context
 
 
 def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
@@ -158,32 +158,32 @@ def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, A
     column, dimension, other = rng.choice(COMPARED)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
     exact = rng.random() < 0.7
-    asked: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": exact}
+    request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": exact}
     rows = dimension
     if rng.random() < 0.7:
         kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
-        asked["filter"] = {"type": kind, "term": "x", "value": value}
+        request["filter"] = {"type": kind, "term": "x", "value": value}
         rows += f" WHERE {FILTERS[kind].format(value)}"
     if not exact:
         rows = f"(SELECT * FROM {rows}) WHERE x >= {rng.randint(0, 4)}"
-    asked["table"] = ["db", names[dimension]]
-    return asked, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
+    request["table"] = ["db", names[dimension]]
+    return request, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
 
 
 def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     column, dimension, other = rng.choice(RANGED)
     op = rng.choice(OPERATORS)
-    asked: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
+    request: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
     condition = f"{column} {op} o.{other}"
     if op in (">", ">=") and rng.random() < 0.7:
         end, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
-        asked |= {"end": end, "end-operator": end_op}
+        request |= {"end": end, "end-operator": end_op}
         condition += f' AND {column} {end_op} o."{end}"'
     if rng.random() < 0.7:
-        asked["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
-        condition += f" AND o.{asked['predicate']}"
-    asked["table"] = ["db", names[dimension]]
-    return asked, f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
+        request["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
+        condition += f" AND o.{request['predicate']}"
+    request["table"] = ["db", names[dimension]]
+    return request, f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
 
 
 def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
@@ -198,7 +198,7 @@ def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any
     return asked, " AND ".join(told)
 
 
-async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
+async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
@@ -219,25 +219,25 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
             for one, outcome in zip(asked, answer.json["joins"], strict=True)
             if outcome["used"]
         }
-        has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # they may have no limit
-        assert has_extremes or all(one["used"] for one in answer.json["joins"]), (seed, answer.json["joins"], asked)
-        seen += Counter(used)
-        seen += Counter(next(iter(one["on"])) for one in asked if one.get("transform") == "range")
-        kept = {paths[one["file-path"]] for one in answer.json["kept"]}
-        wanted = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
-        assert wanted <= kept, f"{seed}: {wanted - kept} are lost\n{asked}\n{told}"
-        seen += Counter(plans=1, wanted=len(wanted), kept=len(kept), files=len(paths))
+        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # they may have no limit
+        assert has_extremes or all(join["used"] for join in answer.json["joins"]), (seed, answer.json["joins"], asked)
+        counts += Counter(used)
+        counts += Counter(next(iter(item["on"])) for item in asked if item.get("transform") == "range")
+        kept = {paths[item["file-path"]] for item in answer.json["kept"]}
+        expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
+        assert expected <= kept, f"{seed}: {expected - kept} are lost\n{asked}\n{told}"
+        counts += Counter(plans=1, wanted=len(expected), kept=len(kept), files=len(paths))
 
 
 async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     async with running(folder) as server:
         for number in range(stars):
-            await one_star(f"{seed}/{number}", Api(server), monkeypatch, seen)
-    assert seen["wanted"] > 0
-    assert all(seen[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), seen
-    assert sum(seen[column] for column in KEYED) > 5 * stars, seen
-    assert seen["kept"] < 0.9 * seen["files"], seen
+            await one_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
+    assert counts["wanted"] > 0
+    assert all(counts[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), counts
+    assert sum(counts[column] for column in KEYED) > 5 * stars, counts
+    assert counts["kept"] < 0.9 * counts["files"], counts
 
 
 async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,16 +258,16 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
         fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
-        await fact.commit([fact.file([one]) for one in facts])
+        await fact.commit([fact.file([item]) for item in facts])
         one = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
         )
         rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
-        files = [one.file([{"k": k, "x": x, "until": None} for k, x in each]) for each in rows]
+        files = [one.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
         await one.commit(files)
 
         async def kept(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
-            asked = {
+            request = {
                 "table": ["db", "one"],
                 "on": {"c": "k"},
                 "transform": extreme,
@@ -275,9 +275,9 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
                 "filter": {"type": "eq", "term": "x", "value": value},
                 "exact": exact,
             }
-            answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [asked], "files": True})
+            answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [request], "files": True})
             paths = [file.path for file in fact.data]
-            return sorted(paths.index(each["file-path"]) for each in answer.json["kept"])
+            return sorted(paths.index(item["file-path"]) for item in answer.json["kept"])
 
         assert await kept("=", "max", 3) == [4, 5, 6, 7, 8]
         assert await kept(">", "max", 3) == [5, 6, 7, 8, 9]
@@ -329,12 +329,12 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_pa
         days = await made(rng, api, "days", DIMENSIONS["days"], 1)
         far = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
         await days.commit([far])
-        asked = [
+        queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
             {"table": ["db", "days"], "on": {"f1": "x"}, "predicate": "x = 100", "any-of": 1},
         ]
-        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": asked, "files": True})
-        assert [one["used"] for one in answer.json["joins"]] == [False, False]
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": queries, "files": True})
+        assert [join["used"] for join in answer.json["joins"]] == [False, False]
         assert "beyond the years" in answer.json["joins"][0]["reason"]
         assert len(answer.json["kept"]) == len(fact.data)
 
@@ -346,7 +346,7 @@ async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -
         fact = await made(rng, api, "fact", FACT, 5)
         days = await made(rng, api, "days", DIMENSIONS["days"], 0)
         await days.commit([days.file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
-        asked = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
-        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": asked, "files": True})
+        queries = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": queries, "files": True})
         assert not answer.json["joins"][0]["used"]
         assert len(answer.json["kept"]) == len(fact.data)

@@ -73,9 +73,9 @@ class Case:
         return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
 
     def __str__(self) -> str:
-        where = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
+        context = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
         names = "the snapshot's" if self.names_of_snapshot else "current"
-        return where + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
+        return context + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
 
 
 def _names_infinity(expression: Any) -> bool:

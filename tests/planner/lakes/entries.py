@@ -33,8 +33,8 @@ def by_id(schema: Record, record: Record) -> dict[int, Any]:
 
 def record_type(kind: Any) -> Record:
     """Return the record type of a field."""
-    found: Record = next(one for one in (kind if isinstance(kind, list) else [kind]) if isinstance(one, dict))
-    return found
+    record: Record = next(item for item in (kind if isinstance(kind, list) else [kind]) if isinstance(item, dict))
+    return record
 
 
 FILE = {
@@ -72,14 +72,14 @@ def entries(path: str) -> Iterator[Record]:
         if entry[0] == 2:
             continue
         file = by_id(file_schema, entry[2])
-        made = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
-        made |= {"file_sequence_number": entry.get(4)}
-        made |= {name: file.get(number) or None for number, name in FILE.items()}
-        made["first_row_id"], made["record_count"] = file.get(142), file[103]
+        document = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
+        document |= {"file_sequence_number": entry.get(4)}
+        document |= {name: file.get(number) or None for number, name in FILE.items()}
+        document["first_row_id"], document["record_count"] = file.get(142), file[103]
         for number, name in MAPS.items():
-            made[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
-        made["partition"] = by_id(tuple_schema, file[102])
-        yield made
+            document[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
+        document["partition"] = by_id(tuple_schema, file[102])
+        yield document
 
 
 def listed(path: str) -> list[Record]:
@@ -95,7 +95,7 @@ def listed(path: str) -> list[Record]:
 
 def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
     """Return the live data files by path, with all inherited values."""
-    found = {}
+    results = {}
     for manifest in manifests:
         if manifest["content"]:
             continue
@@ -111,22 +111,22 @@ def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
             elif entry["first_row_id"] is None:
                 entry["first_row_id"], next_row_id = next_row_id, next_row_id + entry["record_count"]
             entry["spec_id"] = manifest["spec_id"]
-            assert entry["file_path"] not in found
-            found[entry["file_path"]] = entry
-    return found
+            assert entry["file_path"] not in results
+            results[entry["file_path"]] = entry
+    return results
 
 
-def assert_same(made: Record, original: Record, note: str) -> None:
-    made, original = dict(made), dict(original)
-    mine, theirs = made.pop("partition"), original.pop("partition")
+def assert_same(record: Record, original: Record, note: str) -> None:
+    record, original = dict(record), dict(original)
+    mine, theirs = record.pop("partition"), original.pop("partition")
     assert mine.keys() == theirs.keys(), note
     for key, value in mine.items():
         was = theirs[key]
-        days = isinstance(value, int) and isinstance(was, int) and value in {was * each for each in DAYS}
+        days = isinstance(value, int) and isinstance(was, int) and value in {was * item for item in DAYS}
         wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             was or b"", "big", signed=True
         )
         assert days or wider or repr(value) == repr(was) or value == was, f"{note}: partition {key}"
-    assert made.pop("status") in (0, original.pop("status")), note
-    made["file_format"], original["file_format"] = made["file_format"].upper(), original["file_format"].upper()
-    assert made == original, note
+    assert record.pop("status") in (0, original.pop("status")), note
+    record["file_format"], original["file_format"] = record["file_format"].upper(), original["file_format"].upper()
+    assert record == original, note

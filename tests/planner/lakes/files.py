@@ -109,8 +109,8 @@ class FileMaker:
             parents = columns[source].parents
             if value is None:
                 # A required column is null only if a struct around it is null.
-                gone = {parent for parent in parents if first.get(parent) is None}
-                draw.absent |= gone
+                removed_parents = {parent for parent in parents if first.get(parent) is None}
+                draw.absent |= removed_parents
                 draw.nulls[source] = 1.0
                 continue
             draw.present |= set(parents)
@@ -171,7 +171,7 @@ class FileMaker:
             spec_id, partition = file.spec_id, file.partition
         else:
             return []
-        rows = [row for one in live if one.spec_id == spec_id and rng.random() < 0.5 for row in one.rows]
+        rows = [row for item in live if item.spec_id == spec_id and rng.random() < 0.5 for row in item.rows]
         keys = set()
         for _ in range(rng.choice([1, 1, 2, 4])):
             row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
@@ -216,12 +216,12 @@ class FileMaker:
         return [replace(made, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
 
     def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
-        made = set()
+        results = set()
         for file in targets:
             for at in range(max(1, file.record_count)):
                 if at == 0 or self._rng.random() < 0.4:
-                    made.add((file.path, at))
-        return sorted(made)
+                    results.add((file.path, at))
+        return sorted(results)
 
     def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
         """Return deletion vectors for some data files in one Puffin file, and the delete files that they replace.
@@ -234,8 +234,8 @@ class FileMaker:
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):
             positions = {(file.path, at) for at in range(max(1, file.record_count)) if rng.random() < 0.6}
             for delete in old:
-                held = {pair for pair in delete.positions if pair[0] == file.path}
-                positions |= held
+                pairs = {pair for pair in delete.positions if pair[0] == file.path}
+                positions |= pairs
                 if delete.is_vector and delete.referenced == file.path:
                     replaced.append(delete)
             positions = positions or {(file.path, 0)}

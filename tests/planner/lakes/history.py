@@ -128,8 +128,8 @@ class _History:
                 fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIMES:
                 fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
-            known = {repr(value) for value in self.pools[column.id]}
-            self.pools[column.id] += [value for value in fresh if repr(value) not in known]
+            reprs = {repr(value) for value in self.pools[column.id]}
+            self.pools[column.id] += [value for value in fresh if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
         """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
@@ -153,13 +153,13 @@ class _History:
             self.last_partition_id += 1
             name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
-        made = tuple(fields)
+        results = tuple(fields)
         for spec_id, old in self.specs.items():
-            if old == made:
+            if old == results:
                 self.default_spec = spec_id
                 return
         self.default_spec = len(self.specs)
-        self.specs[self.default_spec] = made
+        self.specs[self.default_spec] = results
 
     def _kinds(self) -> dict[int, str]:
         """Return the current types of the columns that specs partition by."""
@@ -172,11 +172,11 @@ class _History:
         self._commit(branch, "append", [], self._grouped(added))
 
     def _new_data(self, count: int) -> list[DataFile]:
-        made = []
+        results = []
         for _ in range(count):
             spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
-            made.append(self.files.data(self.schema, spec_id, self.specs[spec_id], self._kinds()))
-        return made
+            results.append(self.files.data(self.schema, spec_id, self.specs[spec_id], self._kinds()))
+        return results
 
     def _grouped(self, files: list[Any]) -> list[list[Entry]]:
         """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have
@@ -200,9 +200,9 @@ class _History:
         rng = self.rng
         share = rng.choice([0.2, 0.5, 1.0])
         files = self.heads[branch].data_files + self.heads[branch].delete_files
-        gone = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
+        ids = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
         added = self._new_data(rng.randint(0, 3))
-        self._replace(branch, "overwrite" if added else "delete", gone, self._grouped(added))
+        self._replace(branch, "overwrite" if added else "delete", ids, self._grouped(added))
 
     def _compact(self, branch: str) -> None:
         """Replace files of one partition by a file with an explicit, older sequence number."""
@@ -212,9 +212,9 @@ class _History:
         rng = self.rng
         chosen = rng.choice(files)
         group = [file for file in files if file.partition_key == chosen.partition_key]
-        made = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
+        data = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
         oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added(made, oldest)]])
+        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added(data, oldest)]])
 
     def _replace(self, branch: str, operation: str, gone: set[int], added: list[list[Entry]]) -> None:
         kept, rewritten = [], []
@@ -240,9 +240,9 @@ class _History:
             return self._append(branch)
         merged = self.rng.choice(list(groups.values()))
         files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
-        kept = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
+        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
         entries = [self._carried(file, gone=False) for file in files]
-        return self._commit(branch, "replace", kept, [entries] if entries else [])
+        return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:
         """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector
@@ -252,22 +252,22 @@ class _History:
         head = self.heads[branch]
         live = head.data_files
         data = self._new_data(rng.choice([0, 0, 1, 2]))
-        made: list[DeleteFile] = []
+        delete_files: list[DeleteFile] = []
         gone: set[int] = set()
         for _ in range(rng.randint(1, 3)):
             equality = rng.random() < 0.5 or not live
             if equality:
-                made += self.files.equality(self.schema, self.specs, live, self._kinds())
+                delete_files += self.files.equality(self.schema, self.specs, live, self._kinds())
             elif self.version >= 3:
-                taken = {vector.referenced for vector in made}
-                targets = [file for file in live + data if file.path not in taken]
+                referenceds = {vector.referenced for vector in delete_files}
+                targets = [file for file in live + data if file.path not in referenceds]
                 old = [delete for delete in head.delete_files if delete.content == 1]
                 new, replaced = self.files.vectors(targets, old)
-                made += new
+                delete_files += new
                 gone |= {id(delete) for delete in replaced}
             else:
-                made += self.files.positions(live + data)
-        self._replace(branch, "overwrite", gone, self._grouped([*data, *made]))
+                delete_files += self.files.positions(live + data)
+        self._replace(branch, "overwrite", gone, self._grouped([*data, *delete_files]))
 
     def _commit(self, branch: str, operation: str, kept: list[Manifest], groups: list[list[Entry]]) -> None:
         rng = self.rng
@@ -276,8 +276,8 @@ class _History:
             self.sequence += 1
         sequence = self.sequence
         snapshot_id = rng.getrandbits(62) + 1
-        written = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
-        manifests = written + kept if rng.random() < 0.7 else kept + written
+        written_manifests = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
+        manifests = written_manifests + kept if rng.random() < 0.7 else kept + written_manifests
         first_row_id = self.next_row_id
         listed: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:
@@ -294,7 +294,7 @@ class _History:
         if self.version > 1:
             header["sequence-number"] = str(sequence)
         path.write_bytes(list_bytes(listed, version=self.version, style=self.style, header=header))
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "snapshot-id": snapshot_id,
             "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
             "manifest-list": path.as_uri(),
@@ -302,17 +302,17 @@ class _History:
             "schema-id": self.schema.id,
         }
         if parent:
-            made["parent-snapshot-id"] = parent.id
+            document["parent-snapshot-id"] = parent.id
         if self.version > 1:
-            made["sequence-number"] = sequence
+            document["sequence-number"] = sequence
         if self.version >= 3:
-            made |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
+            document |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
         snapshot = Snapshot(
-            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), made
+            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
         if branch == MAIN:
-            self.log.append({"timestamp-ms": made["timestamp-ms"], "snapshot-id": snapshot_id})
+            self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
         rng = self.rng
@@ -364,7 +364,7 @@ class _History:
 
     def _metadata(self) -> dict[str, Any]:
         specs = [{"spec-id": key, "fields": [part.json() for part in fields]} for key, fields in self.specs.items()]
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "format-version": self.version,
             "table-uuid": str(uuid.UUID(int=self.seed)),
             "location": self.location,
@@ -385,12 +385,12 @@ class _History:
             "metadata-log": [],
         }
         if self.version == 1:
-            made |= {"schema": self.schema.json(), "partition-spec": specs[self.default_spec]["fields"]}
+            document |= {"schema": self.schema.json(), "partition-spec": specs[self.default_spec]["fields"]}
         else:
-            made["last-sequence-number"] = self.sequence
+            document["last-sequence-number"] = self.sequence
         if self.version >= 3:
-            made["next-row-id"] = self.next_row_id
-        return made
+            document["next-row-id"] = self.next_row_id
+        return document
 
 
 def _summary(
@@ -400,8 +400,8 @@ def _summary(
     kind = partitioning.result_kind(part.transform, kinds[part.source])
     values = [file.partition[at] for file in files]
     nans = [value for value in values if value != value]
-    known = [value for value in values if value is not None and value == value]
-    ordered = sorted(known, key=lambda value: order(kind, value))
+    known_values = [value for value in values if value is not None and value == value]
+    ordered = sorted(known_values, key=lambda value: order(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,

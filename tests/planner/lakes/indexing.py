@@ -81,16 +81,16 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 def random_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
     name = base(kind)
-    found = ["identity"]
+    results = ["identity"]
     if name not in ("boolean", "float", "double"):
-        found.append(f"bucket[{rng.choice([2, 5, 16])}]")
+        results.append(f"bucket[{rng.choice([2, 5, 16])}]")
     if name in ("int", "long", "decimal", "string", "binary"):
-        found.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
+        results.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
     if name == "string":
-        found += ["lower", "lower"]
+        results += ["lower", "lower"]
     if name in ("date", "timestamp", "timestamptz", *V3_ONLY):
-        found += CALENDAR[: 3 if name == "date" else 4]
-    return found
+        results += CALENDAR[: 3 if name == "date" else 4]
+    return results
 
 
 def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
@@ -98,21 +98,23 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     the catalog.
     """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
-    said: dict[str, str] = {}
+    document: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
         kind = rng.choice(list(KINDS))
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
         chosen = rng.sample(columns, min(count, len(columns)))
-        terms = [(rng.choice(random_terms(rng, one.kind)) if rng.random() < 0.5 else "identity", one) for one in chosen]
+        terms = [
+            (rng.choice(random_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item) for item in chosen
+        ]
         texts = [format_term(transform, one.name) for transform, one in terms]
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
-        if rng.random() < 0.3 and all(one.id in lake.schema.columns() for one in chosen):
+        if rng.random() < 0.3 and all(item.id in lake.schema.columns() for item in chosen):
             options = [] if fpp is None else [f"fpp={fpp}"]
-            said[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
+            document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
-            json_said: dict[str, Any] = {"kind": kind, "columns": texts, "field-ids": [one.id for one in chosen]}
-            said[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
-    return said
+            json_said: dict[str, Any] = {"kind": kind, "columns": texts, "field-ids": [item.id for item in chosen]}
+            document[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
+    return document
 
 
 def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
@@ -127,7 +129,9 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
     if depth < 2 and shape < 0.55:
         return {"type": "not", "child": pointed_filter(rng, indexed, schema, depth + 1)}
     columns = schema.columns()
-    usable = [one for one in indexed.definitions if all(term.column_id in columns for term in one.terms)]
+    usable = [
+        definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)
+    ]
     if not usable:
         return random_filter(rng, indexed.lake, schema, depth)
     found = None
@@ -155,8 +159,8 @@ def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
 
 def data_files(lake: Lake) -> list[DataFile]:
     """Return the data files of all snapshots, each once."""
-    found = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
-    return list(found.values())
+    results = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
+    return list(results.values())
 
 
 def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
@@ -166,10 +170,10 @@ def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) ->
         if column.default is not None:
             return None
         return keys_of_term(term, pa.chunked_array([pa.nulls(file.record_count)]))
-    written = lake.schemas[file.schema_id].columns()[column.id].kind
+    kind = lake.schemas[file.schema_id].columns()[column.id].kind
     values = [row[column.id] for row in file.rows]
     try:
-        return keys_of_term(term, pa.chunked_array([array_of(written if as_written else term.source, values)]))
+        return keys_of_term(term, pa.chunked_array([array_of(kind if as_written else term.source, values)]))
     except ValueError:  # The transform has no result for this value.
         return None
 
@@ -183,7 +187,7 @@ def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
 
 def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
-    older = [one for one in metadata.schemas if one.id <= schema.id]
+    older = [item for item in metadata.schemas if item.id <= schema.id]
     terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
 
@@ -212,9 +216,9 @@ class IndexedLake:
         return self.lake.folder / "_seamark" / "index"
 
     async def entry(self) -> Entry:
-        found = await self.store.entry(TABLE, NS, self.name)
-        assert found is not None
-        return found
+        entry = await self.store.entry(TABLE, NS, self.name)
+        assert entry is not None
+        return entry
 
     async def live(self) -> list[RegisteredIndexFile]:
         """Return the live index files in the order of their creation, because the names of merged files are random."""
@@ -250,7 +254,7 @@ class IndexedLake:
         *,
         remove: Sequence[str] = (),
     ) -> None:
-        one = RegisteredIndexFile(
+        registered_index_file = RegisteredIndexFile(
             uuid=self.metadata.table_uuid,
             location=location,
             definition=definition.id,
@@ -262,7 +266,7 @@ class IndexedLake:
             snapshot_id=None,
             created_ms=self.written,
         )
-        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
+        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
         """Register one index file in place of several; the old files are deleted or stay."""
@@ -302,9 +306,9 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
             mine = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            made = await _index_part(rng, indexed, definition, mine)
-            if made is not None:
-                by_id.setdefault(made[0].id, (made[0], []))[1].append(made[1])
+            index_part = await _index_part(rng, indexed, definition, mine)
+            if index_part is not None:
+                by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
         for then, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen = locations[: rng.randint(2, len(locations))]
@@ -339,13 +343,13 @@ def _of_other_content(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
-    found = []
+    results = []
     for one, _ in entries:
         if rng.random() < 0.1:
             size, records = (one.size_bytes + 1, one.records) if rng.random() < 0.5 else (one.size_bytes, 0)
             empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            found.append((ListedFile(one.path, size, records), built(definition, empty)))
-    return found
+            results.append((ListedFile(one.path, size, records), built(definition, empty)))
+    return results
 
 
 def damage(rng: random.Random, location: str) -> str:
@@ -379,11 +383,11 @@ async def open_planning(
     registry: Registry,
     clock: Clock | None = None,
     wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
-    **given: Any,
+    **options: Any,
 ) -> AsyncIterator[Planning]:
     """Open a planner with indexes that waits for index files without a time limit.
 
-    `given` are settings.
+    `options` are settings.
     """
     settings = Settings(
         **{
@@ -392,7 +396,7 @@ async def open_planning(
             "plan_disk_bytes": 0,
             "index_disk_bytes": 0,
             "index_wait_s": 60.0,
-            **given,
+            **options,
         }
     )
     clock, usage = clock or SystemClock(), Usage()
@@ -431,9 +435,9 @@ class IndexedTable:
         return dict(read_definitions(self.metadata).by_name)
 
     async def entry(self) -> Entry:
-        found = await self.store.entry(TABLE, NS, "t")
-        assert found is not None
-        return found
+        entry = await self.store.entry(TABLE, NS, "t")
+        assert entry is not None
+        return entry
 
     async def files(self) -> list[RegisteredIndexFile]:
         return await self.store.index_files(self.metadata.table_uuid)
@@ -466,7 +470,7 @@ class IndexedTable:
             )
         )
         path.write_bytes(data)
-        one = RegisteredIndexFile(
+        registered_index_file = RegisteredIndexFile(
             uuid=self.metadata.table_uuid,
             location=path.as_uri(),
             definition=definition.id,
@@ -478,5 +482,5 @@ class IndexedTable:
             snapshot_id=None,
             created_ms=self.written,
         )
-        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
+        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
         return path

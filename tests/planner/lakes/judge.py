@@ -142,21 +142,21 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
     Raises:
         AssertionError: The plan breaks a rule; the message names the seed.
     """
-    seen: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
+    counts: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
     live = {file.path: file for file in case.snapshot.data_files}
     assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
         equal, ordered, sparks = (case.matching(file, case.filter, meaning) for meaning in CLIENTS)
-        wanted = [one or other for one, other in zip(equal, ordered, strict=True)]
+        expected = [one or other for one, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
-            wanted = [one or other for one, other in zip(wanted, sparks, strict=True)]
+            expected = [one or other for one, other in zip(expected, sparks, strict=True)]
         if path not in ours:
-            assert not any(wanted), f"{_shown(file)} holds a match and is not planned\n{case}"
-            seen["dropped"] += 1
+            assert not any(expected), f"{_shown(file)} holds a match and is not planned\n{case}"
+            counts["dropped"] += 1
             continue
-        seen["kept"] += 1
-        seen["kept with a match"] += any(wanted)
+        counts["kept"] += 1
+        counts["kept with a match"] += any(expected)
         excused = (
             case.compares_zero
             or _has_nan(file)
@@ -164,9 +164,9 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             or _may_be_misrounded(case, file)
             or (case.nan_above and _may_have_nan(case, file))
         )
-        if trusted and path not in java.tasks and not excused and not any(wanted):
+        if trusted and path not in java.tasks and not excused and not any(expected):
             raise AssertionError(f"{_shown(file)} is planned, but Java prunes it\n{case}")
-        judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
+        judge_deletes(case, file, ours[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
             left = case.matching(file, ours[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
@@ -174,27 +174,27 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             assert left == meant or (case.names_infinity and left == sparks), (
                 f"residual {ours[path].residual} of {_shown(file)} for {meaning}\n{case}"
             )
-    return seen
+    return counts
 
 
 def judge_deletes(
-    case: Case, file: DataFile, task: Task, wanted: list[bool], java: Planned, seen: Counter[str]
+    case: Case, file: DataFile, task: Task, wanted: list[bool], java: Planned, counts: Counter[str]
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
-    named = set(task.deletes)
-    assert len(named) == len(task.deletes), f"a delete file twice for {_shown(file)}\n{case}"
-    assert named <= set(applicable), f"{named - set(applicable)} do not apply to {_shown(file)}\n{case}"
-    needed = {name for name, delete in applicable.items() if _removes(case, delete, file, wanted)}
-    assert needed <= named, f"{needed - named} remove rows of {_shown(file)}\n{case}"
-    seen["deletes needed"] += len(needed)
-    seen["deletes named"] += len(named)
+    deletes = set(task.deletes)
+    assert len(deletes) == len(task.deletes), f"a delete file twice for {_shown(file)}\n{case}"
+    assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_shown(file)}\n{case}"
+    names = {name for name, delete in applicable.items() if _removes(case, delete, file, wanted)}
+    assert names <= deletes, f"{names - deletes} remove rows of {_shown(file)}\n{case}"
+    counts["deletes needed"] += len(names)
+    counts["deletes named"] += len(deletes)
     if java.error or _is_bounded_by_the_least_long(file):
         return
     if not any(_beyond_java(case, delete) for delete in applicable.values()):
-        asked = java.tasks[file.path].deletes
-        assert named <= asked, f"Java does not ask for {named - asked} on {_shown(file)}\n{case}"
+        query_deletes = java.tasks[file.path].deletes
+        assert deletes <= query_deletes, f"Java does not ask for {deletes - query_deletes} on {_shown(file)}\n{case}"
 
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
@@ -205,7 +205,7 @@ def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool])
 def _may_have_nan(case: Case, file: DataFile) -> bool:
     """Return whether a float column may have NaN in the file, by the file's metrics."""
     floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
-    return any(file.metrics[one].nans != 0 if one in file.metrics else True for one in floats)
+    return any(file.metrics[item].nans != 0 if item in file.metrics else True for item in floats)
 
 
 def _has_nan(file: DataFile) -> bool:
@@ -226,10 +226,10 @@ def _may_be_misrounded(case: Case, file: DataFile) -> bool:
 
     Java's readers do not correct this for predicates on the transform.
     """
-    named = {case.names[name].id for name in transformed_in(case.filter)}
+    ids = {case.names[name].id for name in transformed_in(case.filter)}
     parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
     return any(
-        part.source in named and part.transform in ("year", "month", "day", "hour") and value is not None and value <= 0
+        part.source in ids and part.transform in ("year", "month", "day", "hour") and value is not None and value <= 0
         for part, value in parts
     )
 
@@ -256,27 +256,27 @@ def _shown(file: DataFile) -> str:
 
 async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
-            drawn = [case for seed in chunk for case in cases(seed, folder, per_lake)]
-            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, drawn))
-            ours = [await our_plan(planner, case) for case in drawn]
-            for case, plan, (filtered, unfiltered) in zip(drawn, ours, await judging, strict=True):
-                seen += judge(case, plan, filtered, unfiltered)
+            random_cases = [case for seed in chunk for case in cases(seed, folder, per_lake)]
+            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, random_cases))
+            ours = [await our_plan(planner, case) for case in random_cases]
+            for case, plan, (filtered, unfiltered) in zip(random_cases, ours, await judging, strict=True):
+                counts += judge(case, plan, filtered, unfiltered)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
-    return seen
+    return counts
 
 
-def javas_plans(java: JavaPlanner, drawn: Sequence[Case]) -> list[tuple[Planned, Planned]]:
+def javas_plans(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[Planned, Planned]]:
     """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
-    for case in drawn:
+    for case in cases:
         requests[case.java_request()] = None
         requests[case.unfiltered_request()] = None
     answers = dict(zip(requests, java.plan(list(requests)), strict=True))
-    return [(answers[case.java_request()], answers[case.unfiltered_request()]) for case in drawn]
+    return [(answers[case.java_request()], answers[case.unfiltered_request()]) for case in cases]

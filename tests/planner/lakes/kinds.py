@@ -196,8 +196,13 @@ def avro_type(kind: str, name: str) -> Any:
         return {"type": "fixed", "size": fixed_length(kind), "name": f"fixed_{name}"}
     if parts == "decimal":
         precision, scale = decimal_parts(kind)
-        made = {"type": "fixed", "size": decimal_size(precision), "name": f"decimal_{name}", "logicalType": "decimal"}
-        return {**made, "precision": precision, "scale": scale}
+        document = {
+            "type": "fixed",
+            "size": decimal_size(precision),
+            "name": f"decimal_{name}",
+            "logicalType": "decimal",
+        }
+        return {**document, "precision": precision, "scale": scale}
     return {"binary": "bytes"}.get(parts, parts)
 
 

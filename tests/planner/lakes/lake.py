@@ -120,10 +120,10 @@ class Lake:
     @cached_property
     def all_columns(self) -> dict[int, Column]:
         """Return every column of all schemas by id, each from the newest schema that has it."""
-        made: dict[int, Column] = {}
+        columns: dict[int, Column] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
-            made |= schema.columns()
-        return made
+            columns |= schema.columns()
+        return columns
 
     def rows(self, file: DataFile) -> list[Row]:
         """Return the file's rows with all columns of the table; a column that was not written has its default
@@ -142,9 +142,13 @@ class Lake:
     def applicable(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
         """Return the delete files that apply to a data file, by the specification's three rules."""
         deletes = snapshot.delete_files
-        positional = [one for one in deletes if one.content == POSITION_DELETES and self._positions_apply(one, file)]
-        vectors = [one for one in positional if one.is_vector]
-        equality = [one for one in deletes if one.content == EQUALITY_DELETES and self._equality_applies(one, file)]
+        positional = [
+            delete for delete in deletes if delete.content == POSITION_DELETES and self._positions_apply(delete, file)
+        ]
+        vectors = [item for item in positional if item.is_vector]
+        equality = [
+            delete for delete in deletes if delete.content == EQUALITY_DELETES and self._equality_applies(delete, file)
+        ]
         return (vectors or positional) + equality
 
     @staticmethod

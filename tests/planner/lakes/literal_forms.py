@@ -120,11 +120,11 @@ def _parse_clocked(kind: str, json: Any) -> int:
 
 def _days(text: str) -> int:
     """Return the days of an ISO date, also for years outside `datetime.date` (the calendar repeats every 400 years)."""
-    found = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
-    if found is None:
+    match = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
+    if match is None:
         raise ValueError(f"not an ISO date: {text!r}")
-    cycles, year = divmod(int(found[1]) - 1970, 400)
-    return (date(1970 + year, int(found[2]), int(found[3])) - EPOCH).days + cycles * 146_097
+    cycles, year = divmod(int(match[1]) - 1970, 400)
+    return (date(1970 + year, int(match[2]), int(match[3])) - EPOCH).days + cycles * 146_097
 
 
 def _parse_clock(text: str) -> int:

@@ -107,13 +107,13 @@ def _list(element_id: int, kind: str) -> dict[str, Any]:
 
 def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool) -> dict[str, Any]:
     """Return the Avro record of a spec's tuples; `kinds` are the source types by source id."""
-    made = []
+    results = []
     for part in fields:
         kind = avro_type(result_kind(part.transform, kinds[part.source]), f"p{part.id}")
         if plain_days and part.transform == "day":
             kind = "int"
-        made.append(_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
-    return {"type": "record", "name": "r102", "fields": made}
+        results.append(_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
+    return {"type": "record", "name": "r102", "fields": results}
 
 
 def entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:
@@ -226,10 +226,10 @@ def manifest_bytes(
     if not style.sparse:
         header["schema-id"] = str(schema["schema-id"])
     record = partition_record(fields, kinds, plain_days=style.sparse)
-    made = fastavro.parse_schema(entry_schema(version, style, content, record))
+    new_schema = fastavro.parse_schema(entry_schema(version, style, content, record))
     out = BytesIO()
     records = [entry_record(entry, fields, kinds) for entry in entries]
-    fastavro.writer(out, made, records, codec=style.codec, metadata=header, sync_interval=2000)
+    fastavro.writer(out, new_schema, records, codec=style.codec, metadata=header, sync_interval=2000)
     return out.getvalue()
 
 
@@ -288,6 +288,6 @@ def list_bytes(
             record |= {name + middle: files, f"{name}_rows_count": rows}
         records.append(record)
     out = BytesIO()
-    made = fastavro.parse_schema(list_schema(version, style))
-    fastavro.writer(out, made, records, codec=style.codec, metadata=header)
+    schema = fastavro.parse_schema(list_schema(version, style))
+    fastavro.writer(out, schema, records, codec=style.codec, metadata=header)
     return out.getvalue()

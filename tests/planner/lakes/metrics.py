@@ -32,7 +32,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
         return ColumnMetrics()
     present = [value for value in values if value is not None]
     nans = [value for value in present if isinstance(value, float) and math.isnan(value)]
-    counted = ColumnMetrics(
+    column_metrics = ColumnMetrics(
         values=None if rng.random() < 0.05 else len(values),
         nulls=None if rng.random() < 0.05 else len(values) - len(present),
         nans=None if kind not in FLOATS or rng.random() < 0.15 else len(nans),
@@ -42,7 +42,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
         key=lambda value: order(kind, value),
     )
     if mode == "counts" or not ordered:
-        return counted
+        return column_metrics
     least, greatest = ordered[0], ordered[-1]
     if kind in FLOATS and rng.random() < 0.5:  # Some writers do not distinguish the zeros.
         least, greatest = (-0.0 if least == 0 else least), (0.0 if greatest == 0 else greatest)
@@ -55,9 +55,9 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
         lower, upper = to_bytes(kind, least[:length]), truncated_upper(greatest, length)
     silent = rng.random()
     return ColumnMetrics(
-        counted.values,
-        counted.nulls,
-        counted.nans,
+        column_metrics.values,
+        column_metrics.nulls,
+        column_metrics.nans,
         None if silent < 0.03 else lower,
         None if silent > 0.97 else upper,
     )

@@ -59,10 +59,10 @@ SPARKS = Meaning(nan_greatest=True)
 class Names:
     """Columns by their full names in one schema, and names of the table's other columns that the schema lacks."""
 
-    def __init__(self, schema: Schema, others: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
+    def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._folded = not case_sensitive
         self._columns: dict[str, Column] = {}
-        for known in [*sorted(others, key=lambda other: other.id), schema]:
+        for known in [*sorted(schemas, key=lambda other: other.id), schema]:
             self._columns |= {self._key(column.name): column for column in known.columns().values()}
 
     def _key(self, name: str) -> str:
@@ -164,8 +164,8 @@ def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0
         return {"type": "not", "child": random_filter(rng, lake, schema, depth + 1)}
     if shape < 0.46:
         return rng.random() < 0.5
-    made = _random_predicate(rng, lake, schema)
-    return maybe_of_both_zeros(rng, made) if depth < 3 else made
+    predicate = _random_predicate(rng, lake, schema)
+    return maybe_of_both_zeros(rng, predicate) if depth < 3 else predicate
 
 
 def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
@@ -193,12 +193,12 @@ def predicate_on(
 
     The operation is one of `ops`, or any operation.
     """
-    made: Any = column.name
+    name: Any = column.name
     if transform != "identity":
-        made = {"type": "transform", "transform": transform, "term": column.name}
+        name = {"type": "transform", "transform": transform, "term": column.name}
     kind = partitioning.result_kind(transform, column.kind)
     op = rng.choice(ops) if ops else _random_op(rng, kind)
-    predicate: dict[str, Any] = {"type": op, "term": made}
+    predicate: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
         count = rng.choice([1, 2, 3, 5, 5, 8])
         predicate["values"] = [_literal(rng, lake, column, transform) for _ in range(count)]

@@ -29,11 +29,11 @@ class Field:
         kind: Any = self.kind
         if isinstance(kind, tuple):
             kind = {"type": "struct", "fields": [child.json() for child in kind]}
-        made = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
+        document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
-            written = default_json(self.kind, self.default)
-            made |= {"initial-default": written, "write-default": written}
-        return made
+            written_default_json = default_json(self.kind, self.default)
+            document |= {"initial-default": written_default_json, "write-default": written_default_json}
+        return document
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ class SchemaMaker:
     @staticmethod
     def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
         taken: set[str] = set()
-        made = []
+        results = []
         for field in fields:
             name = field.name if field.name.lower() not in taken else f"c{field.id}"
             taken.add(name.lower())
-            made.append(replace(field, name=name))
-        return tuple(made)
+            results.append(replace(field, name=name))
+        return tuple(results)
 
     def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         structs = [field for field in fields if isinstance(field.kind, tuple)]
@@ -143,17 +143,17 @@ class SchemaMaker:
 
     def _grown(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
         new = self._field(version, {field.name for field in fields}, depth=1, added=True)
-        made = list(fields)
-        made.insert(self._rng.randint(0, len(made)), new)
-        return self._uniquely_named(made)
+        results = list(fields)
+        results.insert(self._rng.randint(0, len(results)), new)
+        return self._uniquely_named(results)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
         free = [field for field in fields if not keep & {column.id for column in _columns((field,), "", ())}]
-        left = [field for field in fields if isinstance(field.kind, str)]
-        if len(free) == 0 or len(left) < 2:
+        remaining_fields = [field for field in fields if isinstance(field.kind, str)]
+        if len(free) == 0 or len(remaining_fields) < 2:
             return fields
         gone = self._rng.choice(free)
-        if isinstance(gone.kind, str) and len(left) == 1:
+        if isinstance(gone.kind, str) and len(remaining_fields) == 1:
             return fields
         self._dropped.append(gone.name)
         return tuple(field for field in fields if field is not gone)
@@ -176,10 +176,10 @@ class SchemaMaker:
         self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
     ) -> tuple[Field, ...]:
         """Return `fields` with a change of one suitable field, at any depth."""
-        found = [field.id for field in _all_fields(fields) if fits(field)]
-        if not found:
+        ids = [field.id for field in _all_fields(fields) if fits(field)]
+        if not ids:
             return fields
-        chosen = self._rng.choice(found)
+        chosen = self._rng.choice(ids)
         return self._uniquely_named(list(_mapped(fields, chosen, change)))
 
 

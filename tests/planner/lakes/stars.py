@@ -40,8 +40,8 @@ class Col:
     """The default value in JSON, for files that were written before the column was added."""
 
     def json(self) -> dict[str, Any]:
-        said = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
-        return said if self.default is None else {**said, "initial-default": self.default}
+        document = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
+        return document if self.default is None else {**document, "initial-default": self.default}
 
 
 @dataclass(kw_only=True)
@@ -72,15 +72,23 @@ class StarTable(LiveTable):
         With `rng` it has metrics in the style of a random writer, else complete metrics.
         """
         path = self.path(".parquet")
-        write(path, {one.id: (one.name, array_of(one.kind, [row[one.name] for row in rows])) for one in self.columns})
+        write(
+            path,
+            {
+                column.id: (column.name, array_of(column.kind, [row[column.name] for row in rows]))
+                for column in self.columns
+            },
+        )
         partition = tuple(_partition(self, part, rows) for part in self.parts)
         metrics = {}
-        for one in self.columns:
-            values = [row[one.name] for row in rows]
-            metrics[one.id] = whole_metrics(one.kind, values) if rng is None else column_metrics(rng, one.kind, values)
-        made = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
-        self.rows[made.path] = list(rows)
-        return made
+        for column in self.columns:
+            values = [row[column.name] for row in rows]
+            metrics[column.id] = (
+                whole_metrics(column.kind, values) if rng is None else column_metrics(rng, column.kind, values)
+            )
+        data_file = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
+        self.rows[data_file.path] = list(rows)
+        return data_file
 
     def position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
         listed = sorted(positions)
@@ -90,7 +98,7 @@ class StarTable(LiveTable):
         self.gone.setdefault(file.path, set()).update(listed)
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed), path.stat().st_size, {},
-            referenced=file.path, positions=frozenset((file.path, one) for one in listed),
+            referenced=file.path, positions=frozenset((file.path, item) for item in listed),
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
@@ -103,24 +111,28 @@ class StarTable(LiveTable):
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
         definition = of_id(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
-        written = index_data_files(task, [Indexed(one.path, one.size, one.record_count) for one in files])
-        if written.location is None:
+        written_index_data_files = index_data_files(
+            task, [Indexed(file.path, file.size, file.record_count) for file in files]
+        )
+        if written_index_data_files.location is None:
             return False
-        file = {"location": written.location, "size-in-bytes": written.size_bytes}
+        file = {"location": written_index_data_files.location, "size-in-bytes": written_index_data_files.size_bytes}
         builds = f"{route}/builds/{build['build-id']}"
         assert (await self.api("POST", f"{builds}/index-files", {"index-files": [file]})).status == 200
         assert (await self.api("POST", f"{builds}/finish", {"outcome": "completed"})).status == 200
-        return not written.skipped
+        return not written_index_data_files.skipped
 
 
 def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
-    return {"type": "struct", "schema-id": number, "fields": [one.json() for one in columns]}
+    return {"type": "struct", "schema-id": number, "fields": [column.json() for column in columns]}
 
 
 def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return complete metrics. Bounds of floats do not include NaN."""
-    nulls, nans = sum(one is None for one in values), sum(one != one for one in values)
-    ordered = sorted((one for one in values if one is not None and one == one), key=lambda value: order(kind, value))
+    nulls, nans = sum(value is None for value in values), sum(value != value for value in values)
+    ordered = sorted(
+        (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
+    )
     lower, upper = (to_bytes(kind, ordered[place]) if ordered else None for place in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
@@ -128,6 +140,6 @@ def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
 def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
     """Return the partition value that all rows share; partitions are by identity."""
     assert part.transform == "identity"
-    name = next(one.name for one in table.columns if one.id == part.source)
+    name = next(column.name for column in table.columns if column.id == part.source)
     (value,) = {row[name] for row in rows}
     return value

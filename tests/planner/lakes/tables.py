@@ -247,10 +247,10 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
 
 async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
-    found = numbers_of(scan)
+    numbers = numbers_of(scan)
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
-    assert [_number(task["data-file"]["file-path"]) for task in tasks] == found
-    return found
+    assert [_number(task["data-file"]["file-path"]) for task in tasks] == numbers
+    return numbers
 
 
 def numbers_of(scan: ScanPlan) -> list[int]:

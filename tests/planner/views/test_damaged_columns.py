@@ -41,7 +41,7 @@ def stored(folder: Path) -> Path:
 def columns(data: bytes) -> tuple[int, list[Packed]]:
     """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
-    packed = {one.start: one for one in block._all_packed() if one.size}
+    packed = {item.start: item for item in block._all_packed() if item.size}
     return len(data) - len(block._arrays), list(packed.values())
 
 
@@ -75,29 +75,29 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
     folder: Path, table: Table
 ) -> None:
     path = stored(folder / "home")
-    whole = path.read_bytes()
-    at, found = columns(whole)
+    content = path.read_bytes()
+    at, found = columns(content)
     noticed = 0
     for number, packed in enumerate(found):
-        data = bytearray(whole)
+        data = bytearray(content)
         data[at + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, between(700, 900)) == list(range(700, 901)), packed
             assert await numbers(planner, table.metadata) == list(range(FILES)), packed
             noticed += planner.stats().decoded
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert noticed == len(found) > 3, "paths and bounds are read"
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
-    whole = stored(folder / "home").stat().st_size
+    st_size = stored(folder / "home").stat().st_size
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
-        planned = planner.stats().live_bytes
-        assert planned < whole / 2
+        live_bytes = planner.stats().live_bytes
+        assert live_bytes < st_size / 2
         assert len(numbers_of(scan)) == 201
-        assert planned < planner.stats().live_bytes < 1.2 * whole, "with the objects of a block"
+        assert live_bytes < planner.stats().live_bytes < 1.2 * st_size, "with the objects of a block"
         planner.check_invariants()
 
 
@@ -116,10 +116,10 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
 
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
     path = stored(folder / "home")
-    whole = path.read_bytes()
-    at, _ = columns(whole)
+    content = path.read_bytes()
+    at, _ = columns(content)
     for place in range(HEADER_BYTES, at - 64, 97):
-        data = bytearray(whole)
+        data = bytearray(content)
         data[place] ^= 4
         path.write_bytes(data)
         async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -129,9 +129,9 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
 
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
     path = stored(folder / "home")
-    whole = path.read_bytes()
-    at, found = columns(whole)
-    data = bytearray(whole)
+    content = path.read_bytes()
+    at, found = columns(content)
+    data = bytearray(content)
     for packed in found:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
@@ -139,7 +139,7 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
         for low in (0, 500):
             assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10))
         assert not planner._blocks.has_damaged
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
@@ -150,13 +150,13 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        wanted = [(low, low + 10) for low in range(0, 2000, 100)]
+        expected = [(low, low + 10) for low in range(0, 2000, 100)]
         plans = [
             planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(*ends))))
-            for ends in wanted
+            for ends in expected
         ]
         counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
-        assert counts == [11] * len(wanted)
+        assert counts == [11] * len(expected)
         assert planner.stats().decoded == 1
         planner.check_invariants()
 
@@ -174,24 +174,24 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
-    watched: list[Watched] = []
+    watcheds: list[Watched] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
-        watched.append(Watched(inner))
-        watched[0].hold = "n.avro"
-        return watched[0]
+        watcheds.append(Watched(inner))
+        watcheds[0].hold = "n.avro"
+        return watcheds[0]
 
     async with planning(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
         old = ScanRequest(snapshot_id=1, filter=parse_expression(between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
-        await until(lambda: watched[0].held)
+        await until(lambda: watcheds[0].held)
         assert len((await planner.bind_and_plan(table.metadata, old)).entry_ids) == 10
-        watched[0].let_go()
+        watcheds[0].let_go()
         await loading
         for at_snapshot in (2, 1):
-            planned = await numbers(planner, table.metadata, between(20, 29), snapshot_id=at_snapshot)
-            assert planned == list(range(20, 30))
+            planned_numbers = await numbers(planner, table.metadata, between(20, 29), snapshot_id=at_snapshot)
+            assert planned_numbers == list(range(20, 30))
         planner.check_invariants()
 
 
@@ -204,11 +204,11 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
         await api.table()
         await append(api, "t", files, snapshot_id=1)
         token = (await api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
-        listed = (await api("GET", FILES_PAGE)).json
+        json = (await api("GET", FILES_PAGE)).json
     (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)
-    whole = path.read_bytes()
-    at, found = columns(whole)
-    data = bytearray(whole)
+    content = path.read_bytes()
+    at, found = columns(content)
+    data = bytearray(content)
     for packed in found:
         data[at + packed.start] ^= 1
     narrow = {"type": "lt-eq", "term": "id", "value": 59}
@@ -222,9 +222,9 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
             answer = await Api(server)(method, url, body)
             assert answer.status == 200, answer.raw
             if url == FILES_PAGE:
-                assert answer.json == listed
+                assert answer.json == json
             else:
                 paths = [task["data-file"]["file-path"] for task in answer.json["file-scan-tasks"]]
                 assert paths == [file.path for file in files[: len(paths)]]
                 assert len(paths) == 6 if "filter" in body else paths
-        assert path.read_bytes() == whole, "decoded again"
+        assert path.read_bytes() == content, "decoded again"

@@ -71,8 +71,8 @@ class Lake:
         day, first = self.rng.randrange(DAYS), self.files
         self.files += self.rng.randrange(1, 5)
         new = range(first, self.files)
-        made = self.table.manifest(f"m{first}", new, day=day, snapshot_id=len(self.states) + 1)
-        self.manifests.insert(0, (made, dict.fromkeys(new, day)))
+        manifest = self.table.manifest(f"m{first}", new, day=day, snapshot_id=len(self.states) + 1)
+        self.manifests.insert(0, (manifest, dict.fromkeys(new, day)))
 
     def commit(self) -> TableMetadata:
         deletes = [manifest for manifest, files in self.manifests if manifest.content]
@@ -97,8 +97,8 @@ class Lake:
             self.rng.shuffle(self.manifests)
         elif chance < 0.6:
             number, day = self.rng.choice([*self.states[-1][1].items()])
-            made = self.table.deletes(f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1)
-            self.manifests.append((made, {}))
+            deletes = self.table.deletes(f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1)
+            self.manifests.append((deletes, {}))
         else:
             self.append()
         self.commit()
@@ -116,7 +116,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
 
         async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
-            filter, wanted = rng.choice(
+            filter, expected = rng.choice(
                 [
                     (between(low, low + 5), {number for number in held if low <= number <= low + 5}),
                     (on_day(day), {number for number, of in held.items() if of == day}),
@@ -124,7 +124,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                 ]
             )
             found, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
-            assert sorted(numbers_of(found)) == sorted(wanted), f"seed {seed}"
+            assert sorted(numbers_of(found)) == sorted(expected), f"seed {seed}"
             assert tasks(found) == tasks(fresh), f"seed {seed}"
 
         last = lake.states[-1]
@@ -157,11 +157,11 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    watched: list[Watched] = []
+    watcheds: list[Watched] = []
 
     def wrap(inner: Any) -> Watched:
-        watched.append(Watched(inner))
-        return watched[0]
+        watcheds.append(Watched(inner))
+        return watcheds[0]
 
     async with planning(tmp_path, wrap) as planner:
         before = lake.states[-1][0]
@@ -169,9 +169,9 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) == key_of(after)
-        read = list(watched[0].reads)
+        read = list(watcheds[0].reads)
         assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
-        assert watched[0].reads == read
+        assert watcheds[0].reads == read
         assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "it exists"
 
 

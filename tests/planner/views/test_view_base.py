@@ -63,7 +63,7 @@ def made_block(
             nulls = rng.choice([0, 0, 5, 10])
             metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
         path = f"file:///t/{name}-{row}.parquet"
-        partition = tuple(None if rng.random() < nulls_share else value(kinds[one.source], rng) for one in fields)
+        partition = tuple(None if rng.random() < nulls_share else value(kinds[field.source], rng) for field in fields)
         records = rng.choice([0, 10, 10])
         file = DataFile(path, DATA, "PARQUET", spec_id, partition, records, 100, metrics)
         entries.append(Entry(ADDED, 1, None, None, file))
@@ -76,26 +76,26 @@ def made_block(
 
 
 def parts(column: ColumnStatistics) -> list[Any]:
-    found: list[Any] = [column.rows_read, list(column.entries)]
+    results: list[Any] = [column.rows_read, list(column.entries)]
     for side in (*column.lower, *column.upper):
         assert isinstance(side, BoundColumn)
-        found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+        results += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
     for flags in (column.nulls_only, column.nans_only, column.no_nulls, column.no_nans):
-        found.append(None if flags is None else np.asarray(flags).tolist())
-    return found
+        results.append(None if flags is None else np.asarray(flags).tolist())
+    return results
 
 
 def values(column: PartitionValues) -> list[Any]:
-    found: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
-    found += [column.has_nulls, column.is_known]
+    results: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
+    results += [column.has_nulls, column.is_known]
     for side in column.sides:
-        found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
-    return found
+        results += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+    return results
 
 
 def heads(view: TableView) -> list[Any]:
-    found: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
-    return [*found, view.blocks_with_empty_files]
+    results: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
+    return [*results, view.blocks_with_empty_files]
 
 
 @pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
@@ -103,37 +103,37 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     blocks = [made_block(f"m{number}", rng) for number in range(6)]
-    listed: list[Block] = rng.sample(blocks, 4)
+    listed_blocks: list[Block] = rng.sample(blocks, 4)
     base: TableView | None = None
-    taken = 0
+    count = 0
     for snapshot in range(SNAPSHOTS):
-        view = TableView([manifest() for _ in listed], listed, base=base)
-        fresh = TableView([manifest() for _ in listed], listed)
+        view = TableView([manifest() for _ in listed_blocks], listed_blocks, base=base)
+        fresh = TableView([manifest() for _ in listed_blocks], listed_blocks)
         for column_id, kind in enumerate(READ_AS, start=1):
             if rng.random() < 0.7:
                 assert parts(view.stats(column_id, kind)) == parts(fresh.stats(column_id, kind)), f"seed {seed}"
-                taken += base is not None and base.find_computed_stats(column_id, kind) is not None
+                count += base is not None and base.find_computed_stats(column_id, kind) is not None
         for field_id, kind in PARTITIONS:
             if rng.random() < 0.7:
                 assert values(view.partition(field_id, kind)) == values(fresh.partition(field_id, kind)), f"seed {seed}"
         assert heads(view) == heads(fresh), f"seed {seed}"
         listing = [manifest() for _ in range(3)]
-        held = rng.choices([*view.manifests, *listing], k=6)
-        of_manifest = {id(one): block for one, block in zip(view.manifests, view.blocks, strict=True)}
-        assert view.blocks_of(held) == [of_manifest.get(id(one)) for one in held], f"seed {seed}"
+        choices = rng.choices([*view.manifests, *listing], k=6)
+        of_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
+        assert view.blocks_of(choices) == [of_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
         base = view if rng.random() < 0.8 else None
         for _ in range(rng.randrange(1, 4)):
             change = rng.random()
             if change < 0.5:
                 blocks.append(made_block(f"n{snapshot}", rng))
-                listed = [blocks[-1], *listed]
-            elif change < 0.7 and len(listed) > 1:
-                listed = [block for block in listed if block is not listed[-1]] or listed
+                listed_blocks = [blocks[-1], *listed_blocks]
+            elif change < 0.7 and len(listed_blocks) > 1:
+                listed_blocks = [block for block in listed_blocks if block is not listed_blocks[-1]] or listed_blocks
             elif change < 0.85:
-                listed = rng.sample(listed, len(listed))
+                listed_blocks = rng.sample(listed_blocks, len(listed_blocks))
             else:
-                listed = [*listed, rng.choice(listed)]
-    assert taken, f"seed {seed}"
+                listed_blocks = [*listed_blocks, rng.choice(listed_blocks)]
+    assert count, f"seed {seed}"
 
 
 def manifest() -> ManifestFile:

@@ -53,9 +53,9 @@ class Claims:
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         (key,) = keys
-        others = [claim for claim in self.all if claim.uuid != uuid]
-        below = [claim for claim in others if claim.location.startswith(key + "/")]
-        return [claim for claim in others if holds(claim.location, key)] + below[:limit]
+        claims = [claim for claim in self.all if claim.uuid != uuid]
+        below = [claim for claim in claims if claim.location.startswith(key + "/")]
+        return [claim for claim in claims if holds(claim.location, key)] + below[:limit]
 
 
 def holds(location: str, key: str) -> bool:
@@ -86,8 +86,8 @@ def folder(rng: random.Random, odd: float) -> str:
 
 def made(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
     """Return a manifest of files in one folder or in several, and the paths of all files."""
-    one = folder(rng, odd)
-    folders = [one if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
+    single_folder = folder(rng, odd)
+    folders = [single_folder if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
@@ -137,7 +137,7 @@ async def histories(seed: int) -> set[bool]:
         listed = rng.sample(pool, rng.randrange(1, len(pool) + 1))
         deletes = [made("d", rng, 1, odd)] if rng.random() < 0.2 else []
         view = TableView(*parts(listed), *parts(deletes), base=base)
-        paths = [LIST, *(path for one in (*listed, *deletes) for path in one[2])]
+        paths = [LIST, *(path for item in (*listed, *deletes) for path in item[2])]
         for _ in range(2):
             claims.all = drawn_claims(rng)
             try:
