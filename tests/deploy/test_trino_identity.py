@@ -92,13 +92,13 @@ def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statement
     return statements
 
 
-def in_trinos_words(text: str, schema: str) -> str:
+def translate_to_trino(text: str, schema: str) -> str:
     """Translate DuckDB's text to Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
 
-def with_parameters(rng: random.Random, text: str) -> tuple[str, list[Any]]:
+def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
     """Replace some of the numbers with parameters; return the text and the values."""
     values: list[Any] = []
 
@@ -116,9 +116,9 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
         statements = lake_of(rng, trino_lake, schema)
         for _ in range(min(QUERIES_PER_LAKE, queries - first)):
-            text, values = in_trinos_words(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
+            text, values = translate_to_trino(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
-                text, values = with_parameters(rng, text)
+                text, values = replace_numbers(rng, text)
             both.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
 
 

@@ -25,8 +25,8 @@ from tests.deploy.shop import (
     post,
     reads_plans,
     rows_of,
+    run_until_cancelled,
     splits,
-    until_cancelled,
 )
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
@@ -55,7 +55,7 @@ def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
     connection = connect(shop.proxy.port)
     cursor = connection.cursor()
-    thread = threading.Thread(target=until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
+    thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
     query_id = eventually(lambda: cursor.query_id)
     eventually(lambda: _state(shop, query_id) == "RUNNING")

@@ -1,4 +1,4 @@
-"""Tables that Spark's tasks cluster, checked with Iceberg's own reader in the same Spark.
+"""Tests of tables that Spark's tasks cluster. Iceberg's reader in the same Spark checks the rows.
 
 The rows stay the same after any earlier changes, and the files follow the clustering columns.
 """
@@ -36,7 +36,7 @@ class Rig(SparkTables):
         return cluster(self.spark, f"db.{table}", by, client=self.client, **given)
 
     def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
-        """Create unordered rows in four files. A customer's city does not depend on the customer's id."""
+        """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {more} TBLPROPERTIES ('format-version'='{version}')"
         )
@@ -59,7 +59,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-# Unchanged rows
+# Tests that clustering does not change rows
 
 
 @pytest.mark.slow
@@ -155,13 +155,13 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
     assert len(rig.sql("SELECT * FROM {db}.branched.files")) == 4
 
 
-# The effect of clustering
+# Tests of the effect of clustering
 
 
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """Iceberg's reader says in which file each row is.
-
-    The compared table has as many files and is sorted by a column that the queries do not use.
+    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column that
+    the queries
+    do not use.
     """
     rig.sales("sorted")
     rig.sales("clustered")
@@ -214,7 +214,7 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
     assert sum(names > 1 for _, names in found) <= 5
 
 
-# Concurrent writers and failures
+# Tests of concurrent writers and failures
 
 
 @pytest.mark.slow

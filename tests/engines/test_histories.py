@@ -1,7 +1,7 @@
-"""Tables with a random history of upserts and deletes, read by Iceberg's and by Seamark's reader in Spark.
+"""Tests of tables with a random history of upserts and deletes. Iceberg's and Seamark's reader in Spark read them.
 
-The histories are those of `tests/connector/write/test_upserts_history.py`. That test compares every
-snapshot, as plain Python reads it, with a dict; here Spark reads some of the same snapshots.
+The histories are those of `tests/connector/write/test_upserts_history.py`. That test reads every snapshot with plain
+Python and compares it with a dict. Here, Spark reads some of the same snapshots.
 """
 
 from __future__ import annotations

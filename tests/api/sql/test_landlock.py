@@ -1,4 +1,4 @@
-"""Tests of what a process may open after it has restricted itself with Landlock."""
+"""Tests of the files that a process may open after it has restricted itself with Landlock."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ from tests.api.indexes.test_bitmaps import (
     OPPOSITE,
     Leaf,
     Tree,
-    compared,
+    compare,
+    evaluate_as_sql,
     filter_json,
-    in_sql,
     odd_row,
     some_tree,
     sql_text,
@@ -102,7 +102,7 @@ def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
             return op == "not-eq"
         if isinstance(value, float) and math.isnan(value):
             return op in ("not-eq", "gt", "gt-eq")
-        return compared(op, value, tree.value)
+        return compare(op, value, tree.value)
     what, children = tree
     if what == "not":
         return in_expression(children[0], row, negated=not negated)
@@ -180,7 +180,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
         for path, at, row in stored.live_rows(snapshot):
-            held = in_sql(tree, row, nan_is_high=True) is True if in_text else in_expression(tree, row)
+            held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else in_expression(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))

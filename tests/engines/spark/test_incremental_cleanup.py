@@ -1,8 +1,8 @@
-"""Iceberg's own clean-up deletes no live file.
+"""Tests that Iceberg's clean-up deletes no live file.
 
-The tests run it after the undo of a job, and on Puffin files with several vectors. Trino, Flink and
-programs call `expireSnapshots()` of Iceberg's Java library. It deletes the files that expired snapshots of
-the history have marked as removed, and does not check which files are live. Spark's procedure checks.
+The clean-up runs after the undo of a job, and on Puffin files with several vectors. Trino, Flink and other programs
+call `expireSnapshots()` of Iceberg's Java library. It deletes the files that expired snapshots of the history have
+marked as removed, and does not check whether they are live. Spark's procedure checks it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tests.services.spark import new_catalog
 SMALL = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS
-"""The time by which the server's clock is slow at first, because Iceberg writes no metadata of the future."""
+"""How far the server's clock is behind at first. Iceberg refuses to write metadata with a time in the future."""
 
 
 class Lake:
-    """A server and a Spark session; `catalog` is the server's name in Spark."""
+    """A server and a Spark session. `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = LateClock()
@@ -117,7 +117,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
-                if rng.random() < 0.5:  # Otherwise the undone snapshots stay at first.
+                if rng.random() < 0.5:  # Otherwise the expiration would keep the undone snapshots.
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
@@ -135,7 +135,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
-    """Spark's writers and Seamark's replace each other's vectors."""
+    """Spark and Seamark replace each other's vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0

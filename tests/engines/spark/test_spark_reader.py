@@ -1,4 +1,4 @@
-"""`format("seamark")` against Iceberg's own reader in the same Spark: every read returns the same rows."""
+"""Tests of `format("seamark")` against Iceberg's reader in the same Spark: every read returns the same rows."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
-    # Several queries use one `load()`; a filter of one query must not remain for the next.
+    # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
         assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
     assert rig.ours(table, where=where, limit=3).count() == 3
@@ -349,7 +349,7 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
 
 
 def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
-    """Run a stream on `db.s` until it has read everything, and return the rows of all its runs."""
+    """Run a stream on `db.s` until it has read all rows, and return the rows of all its runs."""
     reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
     query = (
         reader.load().writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
@@ -424,7 +424,7 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
     assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
-    # Both readers: a time, and names in another case.
+    # Both readers support a time, and names in another case.
     made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
