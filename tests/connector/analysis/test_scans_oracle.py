@@ -1,8 +1,8 @@
-"""Random queries give the same rows if each table has only the rows that the analysis requires.
+"""Tests that random queries give the same rows if each table has only the rows that the analysis requires.
 
-DuckDB runs the original statement and the spliced statement. The tables of the latter contain the rows that
-match the predicates and have join partners, and sometimes other rows, as files do. DuckDB shares no code
-with the analysis.
+DuckDB runs the original statement and the changed statement. The tables of the changed statement contain the rows
+that match the predicates and have matching rows in joined tables, and sometimes other rows, as files do. DuckDB shares
+no code with the analysis.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class Told:
-    """The columns that the metastore would know of each table: all, some, or none."""
+    """The columns of each table that the analysis gets: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
         known = rng.choice([tables, tables, tables, [], [one for one in tables if rng.random() < 0.5]])
@@ -63,10 +63,10 @@ class Told:
         return self._columns.get(names[2])
 
 
-def pruned(
+def prune(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """Return the statement over plan tables, the tables' names, and how many rows only joins leave out."""
+    """Return the statement over plan tables, the tables' names, and the number of rows that only joins leave out."""
     replacements, names, left_out = [], [], 0
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(found):
@@ -119,7 +119,10 @@ def joins_sql(
 
 
 def extreme_sql(join: Join, depth: int, table: str) -> str:
-    """Return the condition that a row of `j{depth}` has to an extreme. Without `exact` only one limit is known."""
+    """Return the condition of a row of `j{depth}` on an extreme.
+
+    Without `exact`, the extreme is only a limit on one side.
+    """
     ((own, other),) = join.on
     (op,) = join.ops
     rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
@@ -131,7 +134,7 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
 
 
 def equal_sql(join: Join, depth: int) -> str:
-    """Return the condition that a row of `j{depth}` and one of the next are partners."""
+    """Return the condition that a row of `j{depth}` matches a row of the next table."""
     pairs = [(f"j{depth}.{quoted(one)}", f"j{depth + 1}.{quoted(two)}") for one, two in join.on]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
@@ -208,7 +211,7 @@ def check_same(
 
     Return the number of rows that joins alone leave out.
     """
-    new, names, left_out = pruned(rng, connection, text, found)
+    new, names, left_out = prune(rng, connection, text, found)
     asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
     try:
@@ -232,7 +235,7 @@ def check_worth(told: Counter[str]) -> None:
 
 
 def extreme_query(rng: random.Random, statements: Statements) -> str | None:
-    """Return a query that compares a column with extremes of rows; None without fitting columns."""
+    """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
     compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
@@ -242,7 +245,7 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
 
 
 def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str]:
-    """Run comparisons with extremes alone, of rows that the analysis knows exactly and of others.
+    """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
         seed: The seed.

@@ -136,7 +136,7 @@ class Stars:
     def in_branches(self, on: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
-        Rarely one branch lacks the join, and may contain another join.
+        In rare cases, one branch lacks the join, and may contain another join.
         """
         if self.chance(0.4):
             return on

@@ -22,7 +22,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import Stored, quoted
 from tests.connector.analysis.statements import Statements
-from tests.connector.analysis.test_scans_oracle import Told, lakes, pruned, rows_of
+from tests.connector.analysis.test_scans_oracle import Told, lakes, prune, rows_of
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -34,7 +34,7 @@ ROWS_MAX = 60
 
 
 class TellingViews:
-    """The columns of each table as `told` knows them, and the columns of each view as the adapter reads them.
+    """The columns of each table that `Told` selects, and the columns of each view.
 
     A view can read the views before it.
     """
@@ -77,7 +77,7 @@ def make_views(
 
 
 def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
-    """Return the scans of tables without those of views; the joins among the remaining scans stay."""
+    """Return the scans without those of views. The joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
     return tuple(
         replace(
@@ -99,7 +99,7 @@ class Cutting:
     texts: Mapping[str, str]
     told: Counter[str]
     left: int = 0
-    """The number of views that may still be replaced. Nested views can contain very many."""
+    """The number of views that the test may still replace. Nested views can contain very many views."""
 
     def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
@@ -124,7 +124,7 @@ class Cutting:
         rest = without_views(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in rest):
             return False
-        _, more, _ = pruned(self.rng, self.connection, stated, rest)
+        _, more, _ = prune(self.rng, self.connection, stated, rest)
         cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
         self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
@@ -165,7 +165,7 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             new, names = cutting.over_plans(found)
             whole = splice(text, new)
             rest = without_views(found, views)
-            kept, more, _ = pruned(rng, connection, text, rest)
+            kept, more, _ = prune(rng, connection, text, rest)
             both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"

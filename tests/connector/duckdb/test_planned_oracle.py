@@ -56,8 +56,7 @@ TRANSFORMS: dict[str, list[Transform[Any, Any]]] = {
 }
 """Transforms of partition fields, by column type.
 
-Truncated decimals are left out: DuckDB 1.5.5 invalidates its database when it changes rows with a negative
-one.
+Truncated decimals are excluded: DuckDB 1.5.5 invalidates its database when it changes rows with a negative one.
 """
 
 
@@ -130,7 +129,7 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
 
 
 def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
-    """Partition new tables at random. Return whether a table was partitioned."""
+    """Partition new tables at random. Return True if a table was partitioned."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         found = {name for _, name in catalog.list_tables(schema)}
         for one in statements.tables:
@@ -209,16 +208,19 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     con.execute("CREATE TABLE info (zone VARCHAR, tag INTEGER)")
     con.execute("INSERT INTO info VALUES ('3', 3), ('4', NULL)")
 
-    def one(text: str, share: float = 0.15) -> str:
+    def or_null(text: str, share: float = 0.15) -> str:
         return "NULL" if rng.random() < share else text
 
     for number in range(8):
         rows = []
         for _ in range(rng.randint(1, 3)):
-            day = one(f"DATE '2026-01-{number + 1:02}'")
-            below = one(f"{{'n': {one(str(number * 10))}, 'other': 'x'}}")
-            struct = f"{{'zone': {one(str(number))}, 'tag': {one(repr(f'a{number}'))}, 'day': {day}, 'more': {below}}}"
-            rows.append(f"({number}, {one(struct)}, {rng.randint(0, 7)})")
+            day = or_null(f"DATE '2026-01-{number + 1:02}'")
+            below = or_null(f"{{'n': {or_null(str(number * 10))}, 'other': 'x'}}")
+            struct = (
+                f"{{'zone': {or_null(str(number))}, 'tag': {or_null(repr(f'a{number}'))}, "
+                f"'day': {day}, 'more': {below}}}"
+            )
+            rows.append(f"({number}, {or_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
         for names in ("id TO other", "zone TO id", "other TO zone") if number == 2 else ():
             con.execute(f"ALTER TABLE facts RENAME COLUMN {names}")
@@ -303,7 +305,9 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
         planned = seamark.duckdb.rewrite_query(con, last).statement
         assert planned is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
-        assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # Both read the snapshot of the plan.
+        assert (
+            con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3
+        )  # Both tables are read at the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
         check(con, last, told, "after a delete")
         assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3
@@ -363,10 +367,13 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
         for text, files in (
             ("SELECT * FROM facts JOIN spans ON amount BETWEEN low AND high WHERE name = 'a'", 1),
             ("SELECT * FROM facts JOIN spans ON amount >= low WHERE name = 'b'", 2),
-            ("SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'", 3),  # with the limit itself
+            (
+                "SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'",
+                3,
+            ),  # The result includes the limit itself.
             ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
             ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
-            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds.
             ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
             # NaN is the greatest number, and DuckDB's files do not count it.
             ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),

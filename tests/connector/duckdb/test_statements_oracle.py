@@ -96,9 +96,7 @@ def scans_of(
     return known, found
 
 
-def pruned(
-    rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables
-) -> str:
+def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
     new = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
@@ -156,7 +154,7 @@ def check_one(
     told["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
     told["joins"] += sum(len(one.joins) for one in found)
     told["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
-    new = pruned(rng, connection, statement, Tables(found, stored))
+    new = prune(rng, connection, statement, Tables(found, stored))
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
         f"{one.table}: {one.predicate} {one.joins}" for one in found
     )

@@ -1,7 +1,8 @@
-"""A random table of all types and its random history, with a model of its rows that knows nothing of files.
+"""A random table of all types, its random history, and a model of its rows.
 
-One seed decides the writers, the changes of schema and partitioning, the jobs and the indexes. After each
-step, the rows, the rows that filters match, earlier snapshots and row ids are compared with the model.
+One seed decides the writers, the changes of schema and partitioning, the jobs and the indexes. After each step, the
+test compares the rows, the rows that filters match, earlier snapshots and row ids with the model. The model has no
+files.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ class Life:
         rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
-            properties["seamark.index.keys"] = f"record({', '.join(_quoted(key.name) for key in self._keys)})"
+            properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
         if indexable := [column for column in plain if column.kind not in ("float", "double")]:
             indexed = rng.choice(indexable)
-            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
+            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
         ordered = [column.name for column in plain if column.name.isidentifier()]
@@ -335,7 +336,7 @@ class Life:
     def _cluster(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except BadRequest as error:  # Its columns are renamed or dropped.
+        except BadRequest as error:  # The step renames or drops a column of the statement.
             return str(error)
         assert not report.errors
         return ""
@@ -450,7 +451,7 @@ class Life:
         self._row_ids = now
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

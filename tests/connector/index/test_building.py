@@ -1,6 +1,6 @@
-"""Builds against a server, on files that PyIceberg wrote.
+"""Tests of index builds on files that PyIceberg wrote.
 
-A build catches up with commits, can be interrupted and continued, and has a command.
+A build includes concurrent commits, can be interrupted and continued, and has a command.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
 
 
 def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
-    where = "id = 13"  # The second file contains it, and the bounds of every file include it.
+    where = "id = 13"  # The second file contains the value, and the bounds of every file include it.
     assert client.explain("db.t", where).files == 6
     build(client, "db.t", "b", InProcessWorkers())
     explained = client.explain("db.t", where)
@@ -225,16 +225,16 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
         started.append(1)
         return Cluster()
 
-    def told(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
+    def run_files(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
         group = [DataFile(f"nowhere:{n}", size_bytes, 1, format="orc") for n in range(count)]
         return workers.run(None, [group])  # type: ignore[arg-type]
 
     workers = AdaptiveWorkers(start)
     assert workers.parallelism >= 1
-    told(63)
+    run_files(63)
     assert started == []
-    assert [one.files for one in told(64)] == [64]
-    assert [one.files for one in told(1, 1 << 30)] == [1]
+    assert [one.files for one in run_files(64)] == [64]
+    assert [one.files for one in run_files(1, 1 << 30)] == [1]
     assert started == [1]
     assert workers.parallelism == 1
     workers.close()

@@ -91,7 +91,7 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
     assert judged > 400
 
 
-def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
+def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
     """Evaluate an expression on a row: nulls as in Iceberg, comparisons of numbers as in SQL."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
@@ -105,8 +105,8 @@ def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
         return compare(op, value, tree.value)
     what, children = tree
     if what == "not":
-        return in_expression(children[0], row, negated=not negated)
-    found = [in_expression(child, row, negated=negated) for child in children]
+        return evaluate(children[0], row, negated=not negated)
+    found = [evaluate(child, row, negated=negated) for child in children]
     return any(found) if (what == "or") != negated else all(found)
 
 
@@ -180,7 +180,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
         for path, at, row in stored.live_rows(snapshot):
-            held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else in_expression(tree, row)
+            held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
@@ -374,20 +374,20 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
     wanted = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
-    def told(**changed: Any) -> str:
+    def error_of(**changed: Any) -> str:
         given = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
             list(read_task(ScanTask({**task.file, **given}, task.deletes), wanted, opened.storage))
         assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
-    assert "'orc' are not supported" in told(file_format="orc")
-    assert "encrypted" in told(key_metadata="AABB")
-    assert "1 rows; its manifest says 2" in told(record_count=2)
-    assert "cannot be read" in told(file_path=task.path + ".gone")
+    assert "'orc' are not supported" in error_of(file_format="orc")
+    assert "encrypted" in error_of(key_metadata="AABB")
+    assert "1 rows; its manifest says 2" in error_of(record_count=2)
+    assert "cannot be read" in error_of(file_path=task.path + ".gone")
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")
-    assert str(deletes) in told()
+    assert str(deletes) in error_of()
     assert stored.snapshots
 
 
