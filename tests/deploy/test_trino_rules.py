@@ -380,7 +380,7 @@ class Statements:
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Ruled, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     before = {one: ruled.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
@@ -389,14 +389,14 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Rul
         found = both(ruled, statements.query(user), user)
         rewritten[user] += ruled.proxy.statements("rewritten") - was
         if isinstance(found, str):
-            told["refused" if "Access Denied" in found else "failed"] += 1
+            counts["refused" if "Access Denied" in found else "failed"] += 1
         else:
-            told["rows" if found else "empty"] += 1
+            counts["rows" if found else "empty"] += 1
     done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
-    print(dict(told), done, dict(rewritten))
-    assert told["failed"] == 0
-    assert told["rows"] > 0.25 * queries
-    assert told["refused"] > 0.1 * queries
+    print(dict(counts), done, dict(rewritten))
+    assert counts["failed"] == 0
+    assert counts["rows"] > 0.25 * queries
+    assert counts["refused"] > 0.1 * queries
     assert done["rewritten"] > 0.2 * queries
     assert set(rewritten) == {"rita", "dan", "sue"}
     assert min(rewritten.values()) > 0

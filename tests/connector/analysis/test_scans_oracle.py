@@ -172,31 +172,31 @@ def check_bound(statements: Statements, scan: Scan) -> None:
 
 
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
-                told["invalid"] += 1
+                counts["invalid"] += 1
                 continue
             found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
-            told["queries"] += 1
-            told["with rows"] += bool(expected)
-            told["understood"] += bool(found)
-            told["scans"] += len(found)
-            told["predicates"] += sum(one.predicate is not None for one in found)
-            told["likes"] += sum(len(one.likes) for one in found)
-            told["joins"] += sum(len(one.joins) for one in found)
-            told += Counter(join.transform for one in found for join in one.joins)
-            told["exact"] += sum(join.exact and join.where is not None for one in found for join in one.joins)
-            told["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
-            told["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
+            counts["queries"] += 1
+            counts["with rows"] += bool(expected)
+            counts["understood"] += bool(found)
+            counts["scans"] += len(found)
+            counts["predicates"] += sum(one.predicate is not None for one in found)
+            counts["likes"] += sum(len(one.likes) for one in found)
+            counts["joins"] += sum(len(one.joins) for one in found)
+            counts += Counter(join.transform for one in found for join in one.joins)
+            counts["exact"] += sum(join.exact and join.where is not None for one in found for join in one.joins)
+            counts["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
+            counts["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
             for scan in found:
                 if scan.predicate is not None:
                     check_bound(statements, scan)
-    return told
+    return counts
 
 
 def check_same(
@@ -224,14 +224,14 @@ def check_same(
     return left_out
 
 
-def check_worth(told: Counter[str]) -> None:
+def check_worth(counts: Counter[str]) -> None:
     """Check that the campaign was effective: most queries were analysed, and many rows were left out."""
-    assert told["invalid"] < 0.15 * told["queries"], told
-    assert told["understood"] > 0.8 * told["queries"], told
-    assert told["with rows"] > 0.3 * told["queries"], told
-    assert told["predicates"] > 0.2 * told["scans"], told
-    assert told["joins"] > 0.05 * told["scans"], told
-    assert told["rows left out by joins"] > 0.2 * told["queries"], told
+    assert counts["invalid"] < 0.15 * counts["queries"], counts
+    assert counts["understood"] > 0.8 * counts["queries"], counts
+    assert counts["with rows"] > 0.3 * counts["queries"], counts
+    assert counts["predicates"] > 0.2 * counts["scans"], counts
+    assert counts["joins"] > 0.05 * counts["scans"], counts
+    assert counts["rows left out by joins"] > 0.2 * counts["queries"], counts
 
 
 def extreme_query(rng: random.Random, statements: Statements) -> str | None:
@@ -252,7 +252,7 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
         lakes_count: The number of lakes.
         named: The extremes are columns of names in WITH.
     """
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.named_extreme_query() if named else extreme_query(rng, statements)
@@ -264,9 +264,9 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
                 continue
             found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
             joins = [join for scan in found for join in scan.joins if join.is_extreme]
-            told += Counter("exact" if join.exact else "fewer" for join in joins)
+            counts += Counter("exact" if join.exact else "fewer" for join in joins)
             check_same(rng, connection, text, found, expected, f"seed {seed}")
-    return told
+    return counts
 
 
 @pytest.mark.parametrize("named", [False, True])

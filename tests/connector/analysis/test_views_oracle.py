@@ -142,25 +142,25 @@ class Cutting:
 
 
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
         telling = TellingViews(Told(rng, statements.tables), views, texts)
-        cutting = Cutting(rng, connection, telling, views, texts, told)
+        cutting = Cutting(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
-                told["invalid"] += 1
+                counts["invalid"] += 1
                 continue
-            told["queries"] += 1
-            told["with rows"] += bool(expected)
+            counts["queries"] += 1
+            counts["with rows"] += bool(expected)
             found = find_scans(text, columns_of=telling)
-            told["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
+            counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
             cutting.left = VIEWS_MAX
             new, names = cutting.over_plans(found)
             whole = splice(text, new)
@@ -170,16 +170,16 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             for became in (whole, kept, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])
-    return told
+    return counts
 
 
-def check_worth(told: Counter[str]) -> None:
-    assert told["invalid"] < 0.15 * told["queries"], told
-    assert told["with rows"] > 0.2 * told["queries"], told
-    assert told["views asked"] > 0.05 * told["queries"], told
-    assert told["views cut"] > 0.3 * told["views asked"], told
-    assert told["views cut within views"] > 0.1 * told["views cut"], told
-    assert told["views asked within views"] > 0.005 * told["views cut"], told
+def check_worth(counts: Counter[str]) -> None:
+    assert counts["invalid"] < 0.15 * counts["queries"], counts
+    assert counts["with rows"] > 0.2 * counts["queries"], counts
+    assert counts["views asked"] > 0.05 * counts["queries"], counts
+    assert counts["views cut"] > 0.3 * counts["views asked"], counts
+    assert counts["views cut within views"] > 0.1 * counts["views cut"], counts
+    assert counts["views asked within views"] > 0.005 * counts["views cut"], counts
 
 
 @pytest.mark.parametrize(

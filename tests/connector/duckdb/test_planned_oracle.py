@@ -103,7 +103,7 @@ class PlannedStatements(LooseStatements):
 
 
 def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
         statements = PlannedStatements(rng)
@@ -114,7 +114,7 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
             for text in statements.make_tables():
                 con.execute(text)
                 if text.startswith("CREATE TABLE"):
-                    told["partitioned"] += partition(server, schema, statements)
+                    counts["partitioned"] += partition(server, schema, statements)
             copy.execute(f"CREATE SCHEMA {schema}")
             copy.execute(f"USE {schema}")
             for table in statements.tables:
@@ -124,8 +124,8 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
                 copy.unregister("rows")
             for _ in range(queries):
                 text = statements.query(rng.choice([1, 1, 1, 2])).replace("main", schema)
-                check(con, text, told, f"seed {seed}/{number}", copy)
-    return told
+                check(con, text, counts, f"seed {seed}/{number}", copy)
+    return counts
 
 
 def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
@@ -146,7 +146,7 @@ def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bo
 def check(
     con: duckdb.DuckDBPyConnection,
     text: str,
-    told: Counter[str],
+    counts: Counter[str],
     seed: str,
     copy: duckdb.DuckDBPyConnection | None = None,
 ) -> None:
@@ -157,30 +157,30 @@ def check(
     try:
         expected = Counter(map(repr, (copy or con).sql(text).fetchall()))
     except duckdb.Error:
-        told["invalid"] += 1
+        counts["invalid"] += 1
         return
     done = seamark.duckdb.rewrite_query(con, text)
-    told["queries"] += 1
-    told[done.summary.partition("=")[0] if done.statement is None else "rewritten"] += 1
-    told["files left out"] += done.considered_files - done.files
+    counts["queries"] += 1
+    counts[done.summary.partition("=")[0] if done.statement is None else "rewritten"] += 1
+    counts["files left out"] += done.considered_files - done.files
     if done.statement is not None:
         try:
             rows = Counter(map(repr, con.sql(done.statement).fetchall()))
         except duckdb.InternalException:  # A fault of DuckDB's optimizer returns no rows.
-            told["internal errors"] += 1
+            counts["internal errors"] += 1
             return
         assert rows == expected, f"{seed}\n{text}\n-- became\n{done.statement}\n{done.summary}"
 
 
-def check_worth(told: Counter[str]) -> None:
+def check_worth(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
     On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
     """
-    assert told["rewritten"] > 0.04 * told["queries"], told
-    assert told["files left out"] > 0.1 * told["queries"], told
-    assert told["partitioned"], told
-    assert told["internal errors"] <= 0.02 * told["queries"], told
+    assert counts["rewritten"] > 0.04 * counts["queries"], counts
+    assert counts["files left out"] > 0.1 * counts["queries"], counts
+    assert counts["partitioned"], counts
+    assert counts["internal errors"] <= 0.02 * counts["queries"], counts
 
 
 def test_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:

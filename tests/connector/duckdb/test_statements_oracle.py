@@ -116,7 +116,7 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
 
 
 def campaign(seed: int, lakes: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
         statements = LooseStatements(rng)
@@ -124,36 +124,36 @@ def campaign(seed: int, lakes: int) -> Counter[str]:
             for text in statements.make_tables():
                 connection.execute(text)
             for _ in range(QUERIES_PER_LAKE):
-                check_one(rng, statements, connection, told, f"seed {seed}/{number}")
-    return told
+                check_one(rng, statements, connection, counts, f"seed {seed}/{number}")
+    return counts
 
 
 def check_one(
     rng: random.Random,
     statements: LooseStatements,
     connection: duckdb.DuckDBPyConnection,
-    told: Counter[str],
+    counts: Counter[str],
     seed: str,
 ) -> None:
     text = statements.query(rng.choice([1, 1, 2, 2, 3]))
     try:
         expected = _rows(connection, text)
     except duckdb.Error:
-        told["invalid"] += 1
+        counts["invalid"] += 1
         return
-    told["queries"] += 1
+    counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
         stored, found = scans_of(rng, statement, statements.tables)
     except UnsupportedStatement as why:
-        told[f"unsupported: {why}"] += 1
-        told["unsupported"] += 1
+        counts[f"unsupported: {why}"] += 1
+        counts["unsupported"] += 1
         return
-    told["understood"] += bool(found)
-    told["scans"] += len(found)
-    told["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
-    told["joins"] += sum(len(one.joins) for one in found)
-    told["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
+    counts["understood"] += bool(found)
+    counts["scans"] += len(found)
+    counts["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
+    counts["joins"] += sum(len(one.joins) for one in found)
+    counts["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
     new = prune(rng, connection, statement, Tables(found, stored))
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
         f"{one.table}: {one.predicate} {one.joins}" for one in found
@@ -163,7 +163,7 @@ def check_one(
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{shown}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
-        told["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
+        counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
     assert rows == expected, shown
 
@@ -172,10 +172,10 @@ def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
-def check_worth(told: Counter[str]) -> None:
-    assert told["understood"] > 0.6 * told["queries"], told
-    assert told["predicates"] > 0.07 * told["scans"], told
-    assert told["joins"] > 0.03 * told["scans"], told
+def check_worth(counts: Counter[str]) -> None:
+    assert counts["understood"] > 0.6 * counts["queries"], counts
+    assert counts["predicates"] > 0.07 * counts["scans"], counts
+    assert counts["joins"] > 0.03 * counts["scans"], counts
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def check(url: str, seed: int, queries: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     drawn = RandomQueries(random.Random(seed), "db")
     with SqlSession(url) as session:
         for number in range(queries):
             text = drawn.query()
             pruned = session.sql(text)
-            told["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
-            told["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
+            counts["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
+            counts["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
             found = rows_of(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 whole = session.sql(text)
                 assert all(one.files == one.considered_files for one in whole.explanation.tables)
                 assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
-    return told
+    return counts
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:

@@ -320,19 +320,19 @@ def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: 
         state = [Counter[Any](), *map(at, snapshots)]
         reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
         for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
-            told: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
+            counts: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
             start = snapshots[first - 1] if first else None
             for kind, task in changes(client, opened, start, snapshots[last - 1]):
                 for batch in reader.read(task):
-                    told[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
-            assert not told["delete"] - (state[first] + told["insert"])
-            assert state[first] + told["insert"] - told["delete"] == state[last], (first, last)
+                    counts[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
+            assert not counts["delete"] - (state[first] + counts["insert"])
+            assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
-                assert not told["insert"]  # The files were rewritten, and no row changed.
+                assert not counts["insert"]  # The files were rewritten, and no row changed.
     frame = rig.ours(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
-    told = Counter(row[2] for row in frame.collect())
-    assert told["delete"] - told["insert"] == 8
+    counts = Counter(row[2] for row in frame.collect())
+    assert counts["delete"] - counts["insert"] == 8
 
 
 def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:

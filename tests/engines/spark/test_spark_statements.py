@@ -251,13 +251,13 @@ def play(
 
 
 @contextmanager
-def counting_keys(told: Counter[str]) -> Iterator[None]:
+def counting_keys(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
     def count_by_key(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
         changes = real(statement, *given)
-        told[f"{statement._statement.kind} by key"] += changes is not None
+        counts[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
     with pytest.MonkeyPatch.context() as patch:
