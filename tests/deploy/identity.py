@@ -64,7 +64,7 @@ class Both:
 
     def __init__(self, direct: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._ports = (direct, proxy.port)
         self._threads = ThreadPoolExecutor(2)
 
@@ -87,9 +87,9 @@ class Both:
         assert proxied.columns == direct.columns, shown
         assert proxied.rows == direct.rows, shown
         assert proxied.changed == direct.changed, shown
-        self.told["asked"] += 1
-        self.told["failed"] += bool(direct.error)
-        self.told["with rows"] += bool(direct.rows)
+        self.counts["asked"] += 1
+        self.counts["failed"] += bool(direct.error)
+        self.counts["with rows"] += bool(direct.rows)
         return direct
 
 

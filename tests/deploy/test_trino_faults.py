@@ -116,8 +116,8 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.planner.kill9()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, nothing) == 900_000
-    told, first = post(lake.proxy.port, MANY_ROWS)
-    assert told.startswith("rewritten")
+    reported, first = post(lake.proxy.port, MANY_ROWS)
+    assert reported.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass

@@ -134,15 +134,15 @@ def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: Trin
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    told, before = both.told.copy(), both.proxy.statements("rewritten")
+    reported, before = both.counts.copy(), both.proxy.statements("rewritten")
     campaign(both, trino_lake, f"{seed}", queries)
-    told, rewritten = both.told - told, both.proxy.statements("rewritten") - before
-    print(f"{dict(told)}, {rewritten} rewritten")
-    assert told["asked"] == queries
-    assert told["failed"] < 0.2 * queries
-    assert told["with rows"] > 0.4 * queries
+    reported, rewritten = both.counts - reported, both.proxy.statements("rewritten") - before
+    print(f"{dict(reported)}, {rewritten} rewritten")
+    assert reported["asked"] == queries
+    assert reported["failed"] < 0.2 * queries
+    assert reported["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert both.proxy.statements("original") <= told["failed"]
+    assert both.proxy.statements("original") <= reported["failed"]
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_statements_that_write_are_equal_through_the_proxy(both: Both, trino_lak
             both.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
     for table in ("t", "u"):
         both.ask(f"SELECT * FROM {table}", schemas=schemas)
-    assert both.told["failed"] > 0
+    assert both.counts["failed"] > 0
     assert both.proxy.statements("rewritten") - before > len(WRITING)
 
 

@@ -152,10 +152,10 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
 )
 def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     same(star, sql)
-    told = outcome(star, sql)
-    assert told.startswith("rewritten; "), told
-    assert f"; star.sales={files}/{FILES}; " in told
-    assert f"; joins=star.sales.{joins}" in told
+    reported = outcome(star, sql)
+    assert reported.startswith("rewritten; "), reported
+    assert f"; star.sales={files}/{FILES}; " in reported
+    assert f"; joins=star.sales.{joins}" in reported
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
 )
 def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
     same(star, sql)
-    told = outcome(star, sql)
-    assert f"; star.sales={files}/{FILES}; " in f"{told}; ", told
+    reported = outcome(star, sql)
+    assert f"; star.sales={files}/{FILES}; " in f"{reported}; ", reported
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def check_worth(counts: Counter[str]) -> None:
 
 def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake, proxy: TrinoProxy) -> None:
     count = examples(20, 8)
-    told = check(filled, proxy, first_seed(), count)
-    assert min(told["translated"], told["rewritten"]) > count / 5, told
+    counts = check(filled, proxy, first_seed(), count)
+    assert min(counts["translated"], counts["rewritten"]) > count / 5, counts
 
 
 @pytest.mark.slow

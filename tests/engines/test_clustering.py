@@ -193,9 +193,9 @@ def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
     assert report.index_files > 0
-    told = rig.client.explain("db.indexed", "customer = 17")
+    reported = rig.client.explain("db.indexed", "customer = 17")
     holding = rig.sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
-    assert told.files == len(holding) < report.files
+    assert reported.files == len(holding) < report.files
 
 
 @pytest.mark.slow
@@ -270,14 +270,14 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
-    for wrong, told in (
+    for wrong, expected in (
         ({"by": ["no"]}, "no column"),
         ({"by": ["customer.city"]}, "no column"),
         ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
         ({"by": ["day"], "files": 0}, "at least 1"),
         ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
-        with pytest.raises((BadRequest, ValueError), match=told):
+        with pytest.raises((BadRequest, ValueError), match=expected):
             rig.cluster("empty", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])

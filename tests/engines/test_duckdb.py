@@ -110,8 +110,8 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     assert seamark.duckdb.rewrite_query(con, then).statement is None
     assert seamark.duckdb.rewrite_query(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, then) == [(1,)]
-    told = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert told.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
+    reported = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    assert reported.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
 def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:

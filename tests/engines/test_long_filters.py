@@ -81,9 +81,9 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             wanted = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": wanted}
-            told = residuals(server, table, where, {**JAVA, **SHORT})
-            assert told
-            assert all(one["type"] == "and" for one in told)
+            reported = residuals(server, table, where, {**JAVA, **SHORT})
+            assert reported
+            assert all(one["type"] == "and" for one in reported)
             assert read_by_generics(spark, server.base_url, table, "id", wanted) == wanted
             assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(residuals(server, table, where, {})) == {None}

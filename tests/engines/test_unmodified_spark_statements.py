@@ -53,9 +53,9 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def create(self, spec: str = "", **properties: str) -> None:
-        told = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
+        reported = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
         parts = f"PARTITIONED BY ({spec})" if spec else ""
-        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({told})")
+        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({reported})")
 
     def run(self, statement: str) -> list[Row]:
         return [

@@ -188,16 +188,16 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
             for file in stored.snapshots[-1].data:
                 rows = rows_of(file)
                 wanted = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
-                told = answer.get(file.path)
-                got = set() if told is None else decode_rows(told["rows"])
-                if told is None or told["exact"]:
+                reported = answer.get(file.path)
+                got = set() if reported is None else decode_rows(reported["rows"])
+                if reported is None or reported["exact"]:
                     assert all(got == one for one in wanted), f"seed {seed}: {body} in {file.path}"
                 else:
                     assert got is None or all(got >= one for one in wanted), f"seed {seed}: {body} in {file.path}"
-                if told is not None:
-                    assert told["count"] == (None if got is None else len(got))
-                    assert told["record-count"] == len(rows)
-                seen["absent" if told is None else "exact" if told["exact"] else "inexact"] += 1
+                if reported is not None:
+                    assert reported["count"] == (None if got is None else len(got))
+                    assert reported["record-count"] == len(rows)
+                seen["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
     assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
 
 
@@ -255,8 +255,8 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     await stored.index("by_id", "bitmap", ["id"], files[:1])
     found = {one["file-path"]: one for one in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
     assert decode_rows(found[files[0].path]["rows"]) == {3}
-    told = found[files[1].path]
-    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, 10)
+    reported = found[files[1].path]
+    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
@@ -270,8 +270,8 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
     for _ in range(2):
-        told = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
-        assert (told["rows"], told["exact"]) == (None, False)
+        reported = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
+        assert (reported["rows"], reported["exact"]) == (None, False)
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
@@ -279,9 +279,9 @@ async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await stored.commit([file])
     await stored.commit(deletes=[stored.position_deletes([(file.path, 69)])])
-    told = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
-    assert decode_rows(told["rows"]) == set(range(69))
-    assert (told["exact"], told["delete-files"], told["count"]) == (True, 1, 69)
+    reported = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
+    assert decode_rows(reported["rows"]) == set(range(69))
+    assert (reported["exact"], reported["delete-files"], reported["count"]) == (True, 1, 69)
 
 
 async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
@@ -335,8 +335,13 @@ async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows
     await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": form})
-    (told,) = answer.json["files"]
-    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, rows)
+    (reported,) = answer.json["files"]
+    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (
+        None,
+        None,
+        False,
+        rows,
+    )
 
 
 @pytest.mark.parametrize("rows", [20_000_000, 2**32])
@@ -344,10 +349,10 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {})
-    (told,) = answer.json["files"]
-    found = pyroaring.BitMap.deserialize(base64.b64decode(told["rows"]))
+    (reported,) = answer.json["files"]
+    found = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
     assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
-    assert (told["count"], told["exact"]) == (rows, True)
+    assert (reported["count"], reported["exact"]) == (rows, True)
 
 
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
@@ -365,8 +370,13 @@ async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_dele
     await create_file_with_row_count(api, rows, deleted=True)
     with little_memory():
         answer = await api("POST", BITMAP, {"deletes": True})
-    (told,) = answer.json["files"]
-    assert (told["rows"], told["exact"], told["undecided"], told["delete-files"]) == (None, False, rows, 1)
+    (reported,) = answer.json["files"]
+    assert (reported["rows"], reported["exact"], reported["undecided"], reported["delete-files"]) == (
+        None,
+        False,
+        rows,
+        1,
+    )
 
 
 async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
@@ -406,10 +416,10 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
         ({"where": "id = 1", "snapshot-id": 7}, "Cannot find snapshot 7"),
         ({"where": "id = 1", "color": "red"}, "color"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await api("POST", BITMAP, body)
         assert answer.error[0] == 400, body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:

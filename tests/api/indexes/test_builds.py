@@ -227,19 +227,21 @@ async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it belongs to the table 00000000"),
         ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_index_file_of_another_index_is_rejected_by_name(table: Api, other: dict[str, Any], told: str) -> None:
+async def test_index_file_of_another_index_is_rejected_by_name(
+    table: Api, other: dict[str, Any], expected: str
+) -> None:
     build = await begin(table)
     good = write(build, "good", index_bytes(build, FILES[:1]))
     answer = await register(table, build, good, write(build, "bad", index_bytes(build, FILES, **other)))
     assert answer.error[:2] == (400, "BadRequestException")
-    assert told in answer.error[2]
+    assert expected in answer.error[2]
     assert f"{build['folder']}/bad" in answer.error[2]
     assert (await load_index(table))["index-files"] == []
 

@@ -152,11 +152,11 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert answer.status == 200
         assert (await load_index(api))["files"] == 0
         assert [len(await kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
-        told = (await api("POST", REBUILD)).json
-        assert told["registered"] == [
+        reported = (await api("POST", REBUILD)).json
+        assert reported["registered"] == [
             {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
         ]
-        assert (told["known"], told["redundant"], told["left-out"]) == (0, 0, [])
+        assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
         assert [await kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
         index = await load_index(api)
         assert {one["location"]: one["state"] for one in index["index-files"]} == dict.fromkeys(locations, "live")
@@ -180,8 +180,8 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: 
     ):
         path = Path(write(build, name, valid_index_file(build, files, level=level))["location"].removeprefix("file://"))
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"][0]["index-files"], told["redundant"]) == (3, 2)
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
     names = {Path(one["location"]).name for one in (await load_index(table))["index-files"]}
     assert names == {"new", "merged", "alone"}
     assert (await load_index(table))["files"] == 6
@@ -191,8 +191,8 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(tab
     build, (first,) = await built(table, FILES[:3])
     await quarantine(table, first)
     twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
-    told = (await table("POST", REBUILD)).json
-    assert (told["known"], told["registered"][0]["index-files"]) == (1, 1)
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
     states = {one["location"]: one["state"] for one in (await load_index(table))["index-files"]}
     assert states == {first: "quarantined", twin: "live"}
 
@@ -200,13 +200,13 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(tab
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
     write(build, "twin", valid_index_file(build, FILES[:3]))
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"], told["redundant"]) == ([], 1)
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"], reported["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
     async with running(table.server.components.settings.home) as other:  # A new server has not read the file yet.
-        told = (await Api(other)("POST", REBUILD)).json
-    assert told["registered"][0]["files"] == 3
+        reported = (await Api(other)("POST", REBUILD)).json
+    assert reported["registered"][0]["files"] == 3
 
 
 async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +227,9 @@ async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypa
     for name, data in wrong.items():
         write(build, name, data)
     write(build, ".half-written", valid_index_file(build, FILES)[:100])
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"], told["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in told["left-out"]}
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"], reported["left-out-files"]) == ([], len(wrong))
+    reasons = {Path(one["location"]).name: one["reason"] for one in reported["left-out"]}
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
@@ -248,8 +248,8 @@ async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(table:
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
     await api.table()
-    told = (await api("POST", REBUILD)).json
-    assert (told["known"], told["registered"], told["left-out-files"]) == (0, [], 0)
+    reported = (await api("POST", REBUILD)).json
+    assert (reported["known"], reported["registered"], reported["left-out-files"]) == (0, [], 0)
 
 
 async def test_folder_with_too_many_files_is_rejected(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,11 +115,11 @@ async def test_invalid_index_definition_is_rejected(table: Api) -> None:
         ("bucket:id", {"kind": "bloom", "columns": ["id"]}, 400, "partition spec"),
         ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there has the same definition"),
     ]
-    for name, body, status, told in cases:
+    for name, body, status, expected in cases:
         answer = await table("PUT", f"{INDEXES}/{name}", body)
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
-        assert await properties(table) == before, told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
+        assert await properties(table) == before, expected
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(table: Api) -> None:

@@ -290,10 +290,10 @@ async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
         ({"keys": [[1, "a" * (4 << 20)]], "index": "keys"}, 413, "send more as Arrow"),
         ({"keys": [], "index": "keys", "color": "red"}, 400, "color"),
     ]
-    for body, status, told in cases:
+    for body, status, expected in cases:
         answer = await api("POST", LOOKUP, body)
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
 
 
 async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) -> None:
@@ -311,10 +311,10 @@ async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) ->
         (stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
         (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ]
-    for body, status, told in cases:
+    for body, status, expected in cases:
         answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
 
 
 def repeat_value(form: str, value: str, rows: int) -> pa.Array:

@@ -104,10 +104,10 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api)
         ({"ref": "nope"}, "nope"),
         ({"ref": "main", "snapshot-id": 1}, "set one of them"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await table("POST", f"{T}/explain", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
@@ -168,7 +168,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
-            told = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
-            assert {text: files for text, files in told.items() if text != "false"} == residuals, case
+            reported = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
+            assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
             seen += len(tasks)
     assert seen > 200

@@ -239,9 +239,9 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: one["plan"] for name, one in (await explain_tables(star, query)).items()}
-    told = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
-    assert told["supplier"] == []
-    unknown, unfit = told["fact"]
+    reported = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    assert reported["supplier"] == []
+    unknown, unfit = reported["fact"]
     assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")
     assert unfit[0] == "\"f_key\" = 'x'"
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")

@@ -86,11 +86,11 @@ def _manifest(
     data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
     if write:
         path.write_bytes(data)
-    told = {
+    reported = {
         status: (count, 100 * count) for status, count in zip((ADDED, EXISTING, DELETED), (*counts, 0), strict=True)
     }
     numbers = (0, 0, sequence, sequence, snapshot_id)
-    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=told)
+    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported)
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
@@ -117,7 +117,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
 
     secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    told = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    reported = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
     first = _manifest(mine / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
@@ -132,6 +132,6 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     manifest_list(mine / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own = _manifest(mine / "n1.avro", stale, 2, 9, 1, 1)
-    assert await commit(2, "b", 11, 9, [own, told]) == 400
-    assert await commit(2, "b", 11, 9, [own, told], "root") == 409, "who may write everything rebases none either"
+    assert await commit(2, "b", 11, 9, [own, reported]) == 400
+    assert await commit(2, "b", 11, 9, [own, reported], "root") == 409, "who may write everything rebases none either"
     assert not list(mine.glob("*-m*.avro")), "the server has written no manifest"

@@ -137,10 +137,10 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
     for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
-    told = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
-    assert (told["keys"], told["snapshot-id"]) == (150, 2)
-    told = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
-    assert (told["keys"], told["snapshot-id"]) == (50, 1)
+    reported = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
+    assert (reported["keys"], reported["snapshot-id"]) == (150, 2)
+    reported = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (reported["keys"], reported["snapshot-id"]) == (50, 1)
 
 
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
@@ -200,11 +200,11 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([nested_joins(5)], "deeper than 4"),
         ([supplier()] * 33, "has 33 joins"),
     ]
-    for joins, told in cases:
+    for joins, expected in cases:
         for route in ("plan-tables", "explain"):
             code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
-            assert (code, kind) == (400, "BadRequestException"), told
-            assert told in message, told
+            assert (code, kind) == (400, "BadRequestException"), expected
+            assert expected in message, expected
     assert (await star.plan(nested_joins(4)))["joins"][3]["used"]
 
 
@@ -320,7 +320,7 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw
-        (told,) = answer.json["joins"]
-        assert not told["used"]
-        assert "decoded it takes more than 1,048,576 bytes" in told["reason"]
+        (reported,) = answer.json["joins"]
+        assert not reported["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in reported["reason"]
         assert answer.json["files"] == 3

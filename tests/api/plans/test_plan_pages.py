@@ -208,8 +208,8 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
     for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
         answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
         assert numbers(answer) == list(range(30))
-        told = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
-        assert {one and one["type"] for one in told} == {residual}
+        reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
+        assert {one and one["type"] for one in reported} == {residual}
     # The answer is not the cached answer of another client.
     again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert "plan-tasks" in again.json

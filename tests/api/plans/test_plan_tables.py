@@ -166,11 +166,11 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) 
         ({"kept-max": -0.1}, "kept-max is -0.1"),
         ({"where": "id = 5"}, "where"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await late("POST", f"{OWN}/t/plan-tables", body)
         code, kind, message = answer.error
-        assert (code, kind) == (400, "BadRequestException"), told
-        assert told in message, told
+        assert (code, kind) == (400, "BadRequestException"), expected
+        assert expected in message, expected
 
 
 async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(

@@ -116,10 +116,10 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(planned: Api) ->
         ({"case-sensitive": "perhaps"}, "case-sensitive"),
         ({"snapshot-id": "1"}, "snapshot-id"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await planned("POST", f"{T}/plan", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_missing_objects_are_not_found_with_the_error_types_clients_know(planned: Api) -> None:
@@ -508,14 +508,14 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
 
 
-@pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
+@pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])
 async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
-    tmp_path: Path, setting: str, told: bool
+    tmp_path: Path, setting: str, expected: bool
 ) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
-        assert config["defaults"] == ({"scan-planning-mode": "server"} if told else {})
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if expected else {})
         assert (await api("GET", "/v1/config")).json["defaults"] == {}
 
 

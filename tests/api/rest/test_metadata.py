@@ -86,15 +86,15 @@ async def test_listing_has_the_files_of_every_snapshot(lakes: Api, tmp_path: Pat
         for snapshot in lake.snapshots.values():
             found = await list_all(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
             files = [*snapshot.data_files, *snapshot.delete_files]
-            told = f"seed {seed}, snapshot {snapshot.id}"
+            message = f"seed {seed}, snapshot {snapshot.id}"
             assert [omit_keys(item, "partition", "delete-files") for item in found] == [
                 expected_entry(lake, snapshot, file) for file in files
-            ], told
+            ], message
             for item, file in zip(found, files, strict=True):
-                assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], told
+                assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
                 if isinstance(file, DataFile):
                     # Statistics may show that an equality delete matches no row.
-                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), told
+                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), message
                 else:
                     assert item["delete-files"] is None
 
@@ -216,10 +216,10 @@ async def test_invalid_parameters_are_rejected_with_the_reason(table: Api) -> No
         ("partition=day", "name=value"),
         ("content=some", "content"),
     ]
-    for query, told in cases:
+    for query, expected in cases:
         answer = await table("GET", f"{T}/files?{query}")
         assert answer.error[:2] == (400, "BadRequestException"), query
-        assert told in answer.error[2], query
+        assert expected in answer.error[2], query
 
 
 async def test_commit_between_two_pages_shifts_no_file(table: Api) -> None:
@@ -276,10 +276,10 @@ async def test_statistics_are_requested_by_column_name(table: Api) -> None:
             "nan-value-count": None,
         }
     ]
-    for column, told in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
+    for column, expected in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
         answer = await table("GET", f"{T}/stats/{column}")
         assert answer.error[0] == 400
-        assert told in answer.error[2]
+        assert expected in answer.error[2]
     answer = await table("GET", f"{T}/stats/id?fields=lower-bound,upper")
     assert "'upper'" in answer.error[2]
 

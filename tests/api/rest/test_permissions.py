@@ -212,8 +212,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
             renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
             seen[who, ending] = [one["summary"].get("to") for one in renames]
             assert who == "root" or b"hidden" not in answer.raw
-    assert {tuple(told) for (who, _), told in seen.items() if who == "root"} == {("other.hidden",)}
-    assert {tuple(told) for (who, _), told in seen.items() if who == "rita"} == {(None,)}
+    assert {tuple(expected) for (who, _), expected in seen.items() if who == "root"} == {("other.hidden",)}
+    assert {tuple(expected) for (who, _), expected in seen.items() if who == "rita"} == {(None,)}
     stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream

@@ -210,13 +210,13 @@ class Comparisons:
         found = []
         for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
             if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
-                time, told = self.reference(one, both), self.reference(other, both)
+                time, reported = self.reference(one, both), self.reference(other, both)
                 if other.kind in ("date", "timestamp"):
                     unit = self.rng.choice(["hour", "day", "month", "year"] if one.kind == "timestamp" else ["month"])
-                    found.append(f"date_trunc('{unit}', {time}) = {told}")
-                    found += [f"{told} = CAST({time} AS date)"] * 2
+                    found.append(f"date_trunc('{unit}', {time}) = {reported}")
+                    found += [f"{reported} = CAST({time} AS date)"] * 2
                 if other.kind == "long":
-                    found.append(f"year({time}) = {told}")
+                    found.append(f"year({time}) = {reported}")
         return found
 
     def across(self, scope: Scope) -> str:

@@ -66,8 +66,8 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
     (items,) = requests_for("items", asked)
     assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
-    assert done.summary.startswith(f"rewritten; scans=2; {told}")
+    message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
+    assert done.summary.startswith(f"rewritten; scans=2; {message}")
     assert done.depends_on_data
 
 
@@ -291,8 +291,8 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
     (wanted,) = [one for one in requests_for("sales", asked) if one.joins]
-    told = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
-    assert told == [
+    reported = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
+    assert reported == [
         ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]

@@ -43,11 +43,11 @@ def joins(statement: str) -> dict[str, list[str]]:
     If a table has several scans, its list contains the joins of all of them.
     """
     found = find_scans(statement, columns_of=columns_of)
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for scan in found:
         each = (" and ".join(join_pair_texts(join, found[join.scan].table)) for join in scan.joins)
-        told.setdefault(scan.table, []).extend(each)
-    return {table: sorted(each) for table, each in told.items() if each}
+        reported.setdefault(scan.table, []).extend(each)
+    return {table: sorted(each) for table, each in reported.items() if each}
 
 
 def join_pair_texts(join: Join, table: str) -> Iterator[str]:
@@ -287,11 +287,11 @@ def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str,
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
-    told = joins(
+    reported = joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
     )
-    assert told == {
+    assert reported == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
         "brands": ["b_key=items.i_brand"],

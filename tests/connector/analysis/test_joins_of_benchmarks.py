@@ -58,11 +58,11 @@ def plan_joins(
 
 
 def dimension_texts(each: tuple[Dimension, ...]) -> str:
-    told = []
+    reported = []
     for one in each:
         behind = f" ({dimension_texts(one.dimensions)})" if one.dimensions else ""
-        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
-    return ", ".join(sorted(told))
+        reported.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
+    return ", ".join(sorted(reported))
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -395,13 +395,13 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
-    server, told = Seamark(wait_s=600.0), []
+    server, reported = Seamark(wait_s=600.0), []
     async with rewriter(server, RewriteLimits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
             while not made.open_breakers:
-                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+                reported.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in told if not one.startswith("unchanged; it was not parsed in time")]
+        slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert made.open_breakers == ["seamark"]
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)

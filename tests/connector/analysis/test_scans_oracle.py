@@ -272,18 +272,18 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, named: bool) -> None:
-    told = compare_extremes(14, lakes_count, named=named)
-    assert told["exact"] > 0, told
-    assert told["fewer"] > 0, told
+    reported = compare_extremes(14, lakes_count, named=named)
+    assert reported["exact"] > 0, reported
+    assert reported["fewer"] > 0, reported
 
 
 def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
     for rng, statements, _ in lakes(13, 3):
-        told = Told(rng, statements.tables)
+        reported = Told(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
-            alone, inside = find_scans(text, columns_of=told), immediate(text)
-            found = find_scans(inside, columns_of=told)
+            alone, inside = find_scans(text, columns_of=reported), immediate(text)
+            found = find_scans(inside, columns_of=reported)
             assert [one.predicate for one in found] == [one.predicate for one in alone], text
             expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
@@ -331,6 +331,6 @@ def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
-    told = campaign(seed, 40)
-    check_worth(told)
-    assert all(told[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), told
+    reported = campaign(seed, 40)
+    check_worth(reported)
+    assert all(reported[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), reported

@@ -177,7 +177,7 @@ class Stars:
 
 
 def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
-    told, told_duckdb = Counter[str](), Counter[str]()
+    counts, told_duckdb = Counter[str](), Counter[str]()
     for number in range(stars):
         name = f"seed {seed}/{number}"
         rng = random.Random(name)
@@ -188,12 +188,12 @@ def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter
             for _ in range(queries):
                 text = statements.query()
                 found = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
-                told["rows left out by joins"] += check_same(
+                counts["rows left out by joins"] += check_same(
                     rng, connection, text, found, rows_of(connection, text), name
                 )
-                count(told, found)
+                count(counts, found)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
-    return told, told_duckdb
+    return counts, told_duckdb
 
 
 def count(counts: Counter[str], found: Sequence[Scan]) -> None:

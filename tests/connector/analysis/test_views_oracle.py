@@ -39,8 +39,8 @@ class TellingViews:
     A view can read the views before it.
     """
 
-    def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
-        self._told = told
+    def __init__(self, expected: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
+        self._told = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}

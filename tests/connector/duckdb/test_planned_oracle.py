@@ -251,7 +251,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
 
 
 def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:
-    rng, told = random.Random(first_seed() + 2), Counter[str]()
+    rng, counts = random.Random(first_seed() + 2), Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.structs")
         con.execute("USE sea.structs")
@@ -274,17 +274,17 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
                     f"SELECT y.id FROM facts y WHERE EXISTS (SELECT 1 FROM {facts} WHERE id = y.zone AND {where})",
                 ]
             )
-            before = told["rewritten"]
-            check(con, text, told, f"seed {first_seed() + 2}")
-            told["rewritten in the past"] += bool(past) and told["rewritten"] > before
-    assert told["invalid"] < 0.3 * told["queries"], told
-    assert told["rewritten"] > 0.2 * told["queries"], told
-    assert told["rewritten in the past"] > 0, told
+            before = counts["rewritten"]
+            check(con, text, counts, f"seed {first_seed() + 2}")
+            counts["rewritten in the past"] += bool(past) and counts["rewritten"] > before
+    assert counts["invalid"] < 0.3 * counts["queries"], counts
+    assert counts["rewritten"] > 0.2 * counts["queries"], counts
+    assert counts["rewritten in the past"] > 0, counts
 
 
 def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
     """The extreme comes from the days that still have rows, not from the deleted days."""
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.extremes")
         con.execute("USE sea.extremes")
@@ -299,7 +299,7 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
             "SELECT count(*) FROM facts WHERE (SELECT min(f.id) FROM facts f) = id",
             "SELECT * FROM facts x JOIN facts y ON x.id = y.id WHERE x.day IN (SELECT max(day) FROM facts)",
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             done = seamark.duckdb.rewrite_query(con, text)
             assert "extremes.facts=1/8" in done.summary, (text, done)
         planned = seamark.duckdb.rewrite_query(con, last).statement
@@ -309,15 +309,15 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
             con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3
         )  # Both tables are read at the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
-        check(con, last, told, "after a delete")
+        check(con, last, counts, "after a delete")
         assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3
         # A table without values has no extreme.
-        check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", told, "no value")
-    assert told["queries"] == 5, told
+        check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", counts, "no value")
+    assert counts["queries"] == 5, counts
 
 
 def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.ranges")
         con.execute("USE sea.ranges")
@@ -338,17 +338,17 @@ def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -
             ("SELECT * FROM periods p LEFT JOIN facts f ON f.day >= p.start AND f.day < p.stop WHERE p.name = 'c'", 0),
             ("SELECT * FROM facts WHERE day < (SELECT start FROM periods WHERE name = 'c')", 4),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"ranges.facts={files}/8" in summary, (text, summary)
         text = "SELECT * FROM facts f LEFT JOIN periods p ON f.day BETWEEN p.start AND p.stop AND p.name = 'a'"
-        check(con, text, told, text)
+        check(con, text, counts, text)
         assert len(seamark.duckdb.sql(con, text).fetchall()) == 24
-    assert told["queries"] == 9, told
+    assert counts["queries"] == 9, counts
 
 
 def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.kinds")
         con.execute("USE sea.kinds")
@@ -380,14 +380,14 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
             ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 8),
             ("SELECT * FROM facts WHERE code > (SELECT code_high FROM spans WHERE name = 'a')", 2),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"kinds.facts={files}/8" in summary, (text, summary)
-    assert told["queries"] == 10, told
+    assert counts["queries"] == 10, counts
 
 
 def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.named")
         con.execute("USE sea.named")
@@ -404,7 +404,7 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
             (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
             ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"named.facts={files}/8" in summary, (text, summary)
-    assert told["queries"] == 6, told
+    assert counts["queries"] == 6, counts

@@ -200,9 +200,9 @@ def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    told = campaign(first_seed() + 1, 400)
-    check_worth(told)
-    assert told["unstable"] < told["queries"] / 500
+    reported = campaign(first_seed() + 1, 400)
+    check_worth(reported)
+    assert reported["unstable"] < reported["queries"] / 500
 
 
 def test_condition_on_a_list_with_null_is_ignored() -> None:

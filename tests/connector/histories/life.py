@@ -46,7 +46,7 @@ _FILTERS = 2
 
 class Life:
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []
         self._rng, self._client, self._name = random.Random(f"life {seed}"), client, name
         self._version = self._rng.choice((2, 3, 3))
@@ -189,7 +189,7 @@ class Life:
         }
         chosen = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
-        self.told[chosen.__name__.strip("_")] += 1
+        self.counts[chosen.__name__.strip("_")] += 1
         return f"{chosen.__name__.strip('_')} {chosen()}"
 
     def _append(self) -> str:
@@ -244,7 +244,7 @@ class Life:
         # Keys of floats are refused, and keys of partitions that other columns decide.
         except (Unwritable, BadRequest) as error:
             self._touched = set()
-            self.told["refused"] += 1
+            self.counts["refused"] += 1
             return str(error)
         self._replace(rows, None, None)
         return str(rows)
@@ -297,7 +297,7 @@ class Life:
         with SqlSession(self._client.url) as session:
             (count,) = session.sql(drawn.text).to_arrow()["rows"].to_pylist()
         assert count == len(matching), drawn.text
-        self.told["rows changed by SQL"] += count
+        self.counts["rows changed by SQL"] += count
         self._touched = {self._key(row) for row in matching}
         if drawn.new:
             for row in matching:
@@ -422,8 +422,8 @@ class Life:
         for _ in range(_FILTERS):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
             found = [row for row in self.rows if matches(row)]
-            self.told["filters"] += 1
-            self.told["rows found"] += len(found)
+            self.counts["filters"] += 1
+            self.counts["rows found"] += len(found)
             assert self._read(self._columns, where) == self._frozen(found), json.dumps(where)
         self._check_row_ids()
         metadata = self._metadata()

@@ -146,8 +146,8 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(Cut):
         build(client, "db.t", "b", Watched(None, cut), limits=SMALL)
-    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert told.summary["reason"] == "Cut"
+    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert reported.summary["reason"] == "Cut"
     assert client.index("db.t", "b").files == 2
     workers = Watched()
     build(client, "db.t", "b", workers, limits=SMALL)
@@ -180,8 +180,8 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
         build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
-    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert told.summary["reason"] == "KeyboardInterrupt: SIGTERM"
+    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -287,14 +287,14 @@ def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient
 
 def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
     client.put_index("db.t", "b", state="paused")
-    for arguments, code, told in (
+    for arguments, code, expected in (
         (("db.t", "b"), 2, "paused"),
         (("db.t",), 2, "no index to build"),
         (("db.t", "nope"), 1, "no index 'nope'"),
         (("db.t", "b", "--engine", "hand"), 2, "hand"),
     ):
         found, text = seamark(client.url, "build", *arguments)
-        assert (found, told in text) == (code, True), text
+        assert (found, expected in text) == (code, True), text
 
 
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:

@@ -77,8 +77,8 @@ def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> Non
     code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
-        told = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
-        assert told in text
+        message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
+        assert message in text
     assert len(re.findall(r"│ right +│", text)) == 9
     assert [one.health for one in client.indexes("db.t")] == ["ok"] * 3
 
@@ -218,9 +218,9 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         (("verify", "db.empty"), 2, "no index that can be verified"),
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, expected in cases:
         found, text = seamark(client.url, *arguments)
-        assert (found, told in text) == (code, True), (arguments, text)
+        assert (found, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

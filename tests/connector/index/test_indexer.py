@@ -194,8 +194,8 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    told = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in told] == [(3, 0), (3, 1)]
+    reported = [one.summary for one in client.timeline(action="auditing")]
+    assert [(one["index-files"], one["damaged"]) for one in reported] == [(3, 0), (3, 1)]
 
 
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
@@ -241,8 +241,8 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
-    (told,) = client.timeline("db.a", action="indexing")
-    assert (told.state, told.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
+    (reported,) = client.timeline("db.a", action="indexing")
+    assert (reported.state, reported.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
     tried = []
     for second in range(0, 400, 10):
         clock.now_s = second
@@ -339,17 +339,17 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         assert process.stderr is not None
         until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
-        told = []
-        while [one["event"] for one in told].count("index built") < 2:
-            told.append(json.loads(process.stderr.readline()))
+        reported = []
+        while [one["event"] for one in reported].count("index built") < 2:
+            reported.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 0, rest
-    assert [(one["table"], one["index"], one["files"]) for one in told if one["event"] == "index built"] == [
+    assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (told[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
+    assert (reported[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:

@@ -185,11 +185,11 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
         got = [normal(one.values()) for one in found.to_arrow().to_pylist()] if names else None
-        told = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
+        message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if got is None:
-            assert sum(batch.num_rows for batch in found) == len(rows), told
+            assert sum(batch.num_rows for batch in found) == len(rows), message
         else:
-            assert sorted(got, key=repr) == sorted(rows, key=repr), told
+            assert sorted(got, key=repr) == sorted(rows, key=repr), message
         seen["some" if rows else "none"] += 1
     assert min(seen["some"], seen["none"]) > 1, seen
 
@@ -344,12 +344,12 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
         return made
 
     served.run(make())
-    for where, told in (
+    for where, expected in (
         ("upper(name) = 'A' AND id = 1", "by all parts of this predicate: UPPER"),
         ("nothing = 1", "Cannot find column 'nothing'"),
         ({"type": "eq", "term": "id", "value": "x"}, "x"),
     ):
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=expected):
             scan(client, "db.t", where=where)
     with pytest.raises(BadRequest, match="Cannot read 'nothing'"):
         scan(client, "db.t", ["nothing"])

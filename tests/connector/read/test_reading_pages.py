@@ -78,8 +78,8 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     assert by_pages > 5, f"seed {seed}"
     first = next(iter(changed))
     placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
-    told = {
+    reported = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [told[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]
+    assert [reported[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]

@@ -149,8 +149,8 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         if wanted:
             ids = [int(found.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
             assert ids == [2147483540, 2147483539]
-            told = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
-            assert told == [(1, 0), (2, 1), (3, None)]
+            reported = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
+            assert reported == [(1, 0), (2, 1), (3, None)]
 
 
 def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:

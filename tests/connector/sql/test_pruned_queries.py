@@ -55,14 +55,14 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), examples(60, 20))
-    assert told["files left out"] > 0
+    counts = check(served.url, first_seed(), examples(60, 20))
+    assert counts["files left out"] > 0
 
 
 @pytest.mark.slow
 def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), 1000)
-    assert told["files left out"] > 100
+    counts = check(served.url, first_seed(), 1000)
+    assert counts["files left out"] > 100
 
 
 def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:

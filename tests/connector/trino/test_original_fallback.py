@@ -75,9 +75,9 @@ def no_plan(trino: Trino) -> list[str]:
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
     async with run_stage(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
-        rows, error, told = await result(rig)
+        rows, error, reported = await result(rig)
         assert (rows, error) == ([[1], [1]], None)
-        assert told.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
+        assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
@@ -100,10 +100,10 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with fake_trino(playing(*pages)) as other, run_stage(playing(*pages), *[other.url] * several) as (trino, rig):
-        rows, error, told = await result(rig)
+        rows, error, reported = await result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
-        assert told == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
+        assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
         assert [len(trino.asked), len(other.asked)] == [2, 0]
         assert no_plan(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
@@ -161,10 +161,10 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
     async with run_stage(playing({"gone": True})) as (_, rig):
-        rows, _, told = await result(rig)
+        rows, _, reported = await result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
-        assert told in ("original; ServerDisconnectedError", "original; ClientOSError")
+        assert reported in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
@@ -205,9 +205,9 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
     play = playing(QUEUED, ROWS, END)
     async with fake_trino(play) as two, run_stage(play, two.url) as (one, rig):
         for _ in range(2):
-            rows, _, told = await result(rig)
+            rows, _, reported = await result(rig)
             assert rows == [[1]]
-            assert told.startswith("rewritten")
+            assert reported.startswith("rewritten")
         assert len(one.asked) == len(two.asked) == 1
 
 
@@ -225,8 +225,8 @@ async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
         trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
-        told = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert told.startswith("unchanged; recently, Trino could not read its plans")
+        reported = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
+        assert reported.startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
         assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.asked) == 2 * FAILURES_MAX + 3
@@ -238,7 +238,7 @@ FREE = rules_of(table())
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "expected"),
     [
         (FREE, "rewritten"),
         (rules_of(table(filters=["a = 1"])), "planned"),
@@ -246,13 +246,13 @@ FREE = rules_of(table())
         (rules_of(table(), table("u", filters=["a = 1"])), "planned"),
     ],
 )
-async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], told: str) -> None:
+async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
     for switched_on in (False, True):
         async with run_stage(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
             rows, _, said = await result(rig)
             assert rows == [[1]]
-            assert said == told or (switched_on and told == "rewritten" and "files=3/100" in said)
+            assert said == expected or (switched_on and expected == "rewritten" and "files=3/100" in said)
             assert ("3/100" in said) == (switched_on and rules is FREE)
 
 
@@ -273,8 +273,8 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
     async with run_stage(playing(*pages)) as (trino, rig):
         trino.rules = rules
-        rows, error, told = await result(rig)
-        assert (rows, error, told) == ([["the original's"]], None, "planned")
+        rows, error, reported = await result(rig)
+        assert (rows, error, reported) == ([["the original's"]], None, "planned")
         assert no_plan(trino) == [STATEMENT]
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
@@ -322,8 +322,8 @@ async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
         fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        _, _, told = await result(rig)
-        assert told == "planned"
+        _, _, reported = await result(rig)
+        assert reported == "planned"
 
 
 # Queries that stay unchanged
@@ -336,9 +336,9 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, told = await result(rig, UNCHANGED)
+        rows, error, reported = await result(rig, UNCHANGED)
         assert (rows, error) == ([[1]], None)
-        assert told == "unchanged; it has no condition that could leave out files"
+        assert reported == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")

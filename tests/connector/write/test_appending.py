@@ -85,9 +85,9 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     assert ids_by_land(client) == {"de": list(range(tasks))}
     puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
-    told = client.indexes("db.t")
-    assert sum(one.files for one in told) == limit
-    assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - limit
+    reported = client.indexes("db.t")
+    assert sum(one.files for one in reported) == limit
+    assert sum(one.lag_files for one in reported) == tasks * len(INDEXED) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:

@@ -237,8 +237,8 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
     ]
-    for wanted, told in cases:
-        with pytest.raises(BadRequest, match=told):
+    for wanted, expected in cases:
+        with pytest.raises(BadRequest, match=expected):
             resize(client, "db.t", buckets=wanted)
         assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
@@ -333,9 +333,9 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
     assert "4 files (" in seamark(client, "db.t")[1]
     _, text = seamark(client, "db.t", "--json")
-    (told,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
-    assert (told["buckets"], told["advice"], len(told["sizes"]), told["shared-files"]) == (8, 8, 8, 4)
-    assert sum(one["rows"] for one in told["sizes"]) == 1000
+    (reported,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
+    assert (reported["buckets"], reported["advice"], len(reported["sizes"]), reported["shared-files"]) == (8, 8, 8, 4)
+    assert sum(one["rows"] for one in reported["sizes"]) == 1000
 
 
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:
@@ -351,7 +351,7 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("db.nope",), 1, "does not exist"),
         (("t",), 2, "not the name of a table"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, expected in cases:
         found, text = seamark(client, *arguments)
-        assert (found, told in text) == (code, True), (arguments, text)
+        assert (found, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

@@ -150,11 +150,11 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
         for one in snapshots(client):
             number = int(one["summary"]["step"])
             model = left.pop(number).step.on(model)
-            wanted, told = model_rows(model), f"{note}, after step {number}"
-            assert read_rows(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, told
+            wanted, message = model_rows(model), f"{note}, after step {number}"
+            assert read_rows(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
-                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, told
+                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, message
     assert left == {}, f"{note}: these steps are lost"
 
 

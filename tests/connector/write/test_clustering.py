@@ -217,7 +217,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
 def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
     schema = FACTS.schema
     nested = pa.table({"id": [10], "tags": [["a"]]})
-    for by, joins, told in (
+    for by, joins, expected in (
         ([], {}, "by which"),
         (["no"], {}, "no column 'no'"),
         (["customer.no"], JOINS, "no column 'customer.no'"),
@@ -232,7 +232,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
             "columns of several tables",
         ),
     ):
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=expected):
             Attributes(by, joins, schema)
     assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
 

@@ -168,14 +168,14 @@ def judge(
                 seen.add(number)
                 model = taken[number].on(model)
                 wanted, snapshot_id = model_rows(model), snapshot["snapshot-id"]
-                told = f"{note}, after step {taken[number]}"
+                message = f"{note}, after step {taken[number]}"
                 last = place == len(snapshots) - 1
                 if place % every == 0 or last:
-                    assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, told
+                    assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, message
                 if theirs is not None and (place % (5 * every) == 0 or last):
                     found = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
-                        told
+                        message
                     )
     assert taken.keys() == seen, f"{note}: these steps are lost: {[taken[one] for one in sorted(taken.keys() - seen)]}"
 

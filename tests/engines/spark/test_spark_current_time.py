@@ -83,17 +83,17 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
         wanted = rig.spark.sql(judging).collect()
-        told, wrong = [], []
+        reported, wrong = [], []
         for number, text in enumerate(texts):
             done = rewrite_query(rig.spark, text)
-            told.append(done)
+            reported.append(done)
             ids = sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"])
             if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
                 wrong.append(f"{note}: {conditions[number]}\n{done}")
         if not wrong or rig.spark.sql(judging).collect() == wanted:
             break  # Otherwise the day of a row has changed between the two queries.
     assert wrong == []
-    return [(one.files, one.considered_files) for one in told]
+    return [(one.files, one.considered_files) for one in reported]
 
 
 def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:

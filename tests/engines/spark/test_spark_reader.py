@@ -268,14 +268,14 @@ def plan_of(frame: DataFrame) -> str:
 
 def test_invalid_read_options_are_refused(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
-    for told, options in (
+    for expected, options in (
         ("no column 'nothing'", {"columns": "id,nothing"}),
         ("Unknown options snapshot", {"snapshot": 5}),
         ("branch or tag 'away'", {"branch": "away"}),
         ("both given", {"branch": "dev", "snapshot_id": 1}),
         ("limit is 'some'", {"limit": "some"}),
     ):
-        with pytest.raises(PySparkException, match=told):
+        with pytest.raises(PySparkException, match=expected):
             rig.ours("one", **options)
     with pytest.raises(PySparkException, match="this predicate: UPPER"):
         rig.ours("one", where="upper(text) = 'S1'").collect()

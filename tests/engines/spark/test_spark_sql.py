@@ -531,11 +531,11 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
-        told = rewrite_query(rig.spark, text, kept_max=1.0)
-        if told.statement is not None:
-            ours = rig.spark.sql(told.statement)
-            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
-        done["fewer"] += told.files < told.considered_files
+        reported = rewrite_query(rig.spark, text, kept_max=1.0)
+        if reported.statement is not None:
+            ours = rig.spark.sql(reported.statement)
+            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{reported}"
+        done["fewer"] += reported.files < reported.considered_files
     assert done["none"] < 30, done
     assert done["fewer"] > 200, done
 
@@ -588,13 +588,13 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
                 raise
             done["failed in Spark"] += 1
             continue
-        told = rig.rewrite(text)
-        note = f"seed {seed}, query {number}, {told.summary}: {text}"
-        if told.statement is not None:
-            assert rows(rig.spark.sql(told.statement)) == wanted, note
-        done["rewritten" if told.statement is not None else told.summary] += 1
-        done["fewer"] += told.files < told.considered_files
-        done["joined"] += "joins=" in told.summary
+        reported = rig.rewrite(text)
+        note = f"seed {seed}, query {number}, {reported.summary}: {text}"
+        if reported.statement is not None:
+            assert rows(rig.spark.sql(reported.statement)) == wanted, note
+        done["rewritten" if reported.statement is not None else reported.summary] += 1
+        done["fewer"] += reported.files < reported.considered_files
+        done["joined"] += "joins=" in reported.summary
     assert done["failed in Spark"] < count / 50, done
     assert done["fewer"] > count / 3, done
     assert done["joined"] > count / 10, done

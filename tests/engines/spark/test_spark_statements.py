@@ -228,7 +228,7 @@ def play(
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
-    statements, told = Statements(random.Random(seed)), Counter[str]()
+    statements, counts = Statements(random.Random(seed)), Counter[str]()
     for step, text in enumerate([*first, *(statements.one() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         done: dict[str, str | None] = {OURS: None, THEIRS: None}
@@ -239,15 +239,15 @@ def play(
                 if whose == THEIRS:
                     rig.spark.sql(given)
                 else:
-                    with counting_keys(told):
-                        told[execute(rig.spark, given).path] += 1
+                    with counting_keys(counts):
+                        counts[execute(rig.spark, given).path] += 1
             except PySparkException as error:
                 done[whose] = error.getCondition() or type(error).__name__
-        told["failed"] += done[OURS] is not None
-        told[f"explained {path}"] += 1
+        counts["failed"] += done[OURS] is not None
+        counts[f"explained {path}"] += 1
         assert done[OURS] == done[THEIRS] or set(done.values()) == ROW_ERRORS, (note, done)
         assert rig.held(f"{OURS}_{name}", version) == rig.held(f"{THEIRS}_{name}", version), note
-    return told
+    return counts
 
 
 @contextmanager
@@ -271,11 +271,11 @@ def counting_keys(counts: Counter[str]) -> Iterator[None]:
 )
 def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     first = BY_KEY if layout == "by id" else []
-    told = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
-    assert told[LOCATED] >= max(1, len(first) - 1), told
+    counts = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
+    assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
         least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
-        assert all(told[kind] >= count for kind, count in least.items()), told
+        assert all(counts[kind] >= count for kind, count in least.items()), counts
 
 
 @pytest.mark.slow
@@ -285,11 +285,11 @@ def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     seed = first_seed()
-    told = Counter[str]()
+    counts = Counter[str]()
     for number in range(3):
-        told += play(rig, layout, version, mode, 1000 * seed + number, 25)
-    assert told[LOCATED] > told[ICEBERG] / 2, told
-    assert told["MERGE by key"], told
+        counts += play(rig, layout, version, mode, 1000 * seed + number, 25)
+    assert counts[LOCATED] > counts[ICEBERG] / 2, counts
+    assert counts["MERGE by key"], counts
 
 
 def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
@@ -311,7 +311,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     paths = []
     for mode, given in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         for whose in (OURS, THEIRS):
             statement = given.replace("{t}", f"{rig.db}.{whose}_over")
             try:
@@ -320,8 +320,8 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
                 else:
                     rig.spark.sql(statement)
             except PySparkException as error:
-                told[whose] = error.getCondition()
-        assert told.get(OURS) == told.get(THEIRS), given
+                reported[whose] = error.getCondition()
+        assert reported.get(OURS) == reported.get(THEIRS), given
         assert rig.held(f"{OURS}_over", 2) == rig.held(f"{THEIRS}_over", 2), given
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert paths == [INDEXED] * 4 + [ICEBERG]
@@ -342,16 +342,16 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
         f"INSERT INTO {t} SELECT * FROM {t}": "not a MERGE",
     }
     for text, reason in reasons.items():
-        told = explain(rig.spark, text)
-        assert told.path == ICEBERG, (text, told)
-        assert reason in told.reason, (text, told)
+        reported = explain(rig.spark, text)
+        assert reported.path == ICEBERG, (text, reported)
+        assert reason in reported.reason, (text, reported)
     small = StatementLimits(rows=5, read_rows=10)
     assert (
         "5 stored rows"
         in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small).reason
     )
-    told = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
-    assert (told.path, told.keys, told.index, told.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
+    reported = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
+    assert (reported.path, reported.keys, reported.index, reported.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
     assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
     assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 

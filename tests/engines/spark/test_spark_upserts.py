@@ -72,13 +72,13 @@ def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
-        told, model = step(rig, rng, table, number, model)
+        reported, model = step(rig, rng, table, number, model)
         snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        after.setdefault(snapshots[-1][0] if snapshots else 0, (told, model))
-        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {told}"
-    for snapshot_id, (told, model) in after.items():
+        after.setdefault(snapshots[-1][0] if snapshots else 0, (reported, model))
+        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {reported}"
+    for snapshot_id, (reported, model) in after.items():
         if snapshot_id:
-            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {told}"
+            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {reported}"
 
 
 SHAPES = {

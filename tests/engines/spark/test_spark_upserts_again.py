@@ -167,6 +167,6 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     assert rig.held("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
-    told = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
-    assert told == [(3, 5, False), (0, 0, False)]
+    reported = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
+    assert reported == [(3, 5, False), (0, 0, False)]
     assert rig.held("stream") == model
