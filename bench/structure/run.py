@@ -29,7 +29,7 @@ from bench.run import Bench, names_of, parser_of, run_benches
 from bench.trino.upstream import upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
-from tests.connector.trino.rig import CATALOG, Rig, proxied
+from tests.connector.trino.rig import CATALOG, Rig, run_proxy
 from tests.server.rig import Running, running
 
 REPO = str(Path(__file__).resolve().parents[2])
@@ -178,7 +178,7 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(running(folder / "home"))
             trino = stack.enter_context(upstream(folder))
-            proxy = await stack.enter_async_context(proxied(trino.base_url, seamark=server.url, rules=False))
+            proxy = await stack.enter_async_context(run_proxy(trino.base_url, seamark=server.url, rules=False))
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
             fields.append({"id": 2, "name": "city", "type": "string", "required": False})
             schema = {"type": "struct", "fields": fields}

@@ -1,8 +1,9 @@
-"""Invalid inputs and their answers. `docs/reference/bad-inputs.md` is generated from this table:
+"""Invalid inputs and the expected answers. `docs/reference/bad-inputs.md` is generated from this table:
 
     python -m tests.api.bad_inputs
 
-writes it from the answers of a real server, and a test compares the two. The inputs are in `tests/api/inputs/`.
+The command sends the inputs to a real server and writes the page from its answers. A test compares the answers with
+this table. The inputs are in `tests/api/inputs/`.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ class Prepared:
     stands_for: dict[str, str]
 
     async def send(self, bad: BadInput) -> Answer:
-        body = self._filled(bad.body)
+        body = self._fill_placeholders(bad.body)
         return await self.api(bad.method, bad.path, body, headers=dict(bad.headers))
 
-    def _filled(self, value: Any) -> Any:
+    def _fill_placeholders(self, value: Any) -> Any:
         if isinstance(value, str):
             for name, meaning in self.stands_for.items():
                 value = value.replace(f"{{{name}}}", meaning)
             return value
         if isinstance(value, dict):
-            return {key: self._filled(one) for key, one in value.items()}
-        return [self._filled(one) for one in value] if isinstance(value, list) else value
+            return {key: self._fill_placeholders(one) for key, one in value.items()}
+        return [self._fill_placeholders(one) for one in value] if isinstance(value, list) else value
 
 
 async def prepare(api: Api) -> Prepared:

@@ -1,4 +1,4 @@
-"""Requests as they are sent: paths unchanged, bodies as JSON or raw bytes."""
+"""An HTTP client that sends requests as the test states them: paths unchanged, bodies as JSON or raw bytes."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ class Api:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> Answer:
-        """Send a request. `body` is sent as JSON, or unchanged if it is bytes.
+        """Send a request, and return the answer.
 
-        `key` is an Idempotency-Key.
+        Args:
+            body: Sent as JSON, or unchanged if it is bytes.
+            key: An Idempotency-Key.
         """
         sent = dict(headers or {})
         if key is not None:
@@ -122,7 +124,7 @@ class Api:
 
 
 def set_properties(**values: str) -> dict[str, Any]:
-    """Return a commit that always succeeds."""
+    """Return a commit that sets properties. It has no requirement, so it always succeeds."""
     return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
 
 

@@ -1,4 +1,4 @@
-"""Tests of POST …/commit on a real server, read with PyIceberg."""
+"""Tests of POST …/commit on a real server. PyIceberg reads the committed tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seamark.formats.protocol.wire import decode_as
 from seamark.metaserver.commit.change_requests.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, new_key
-from tests.api.indexes.indexed import define, index_bytes, shown, write
+from tests.api.indexes.indexed import define, index_bytes, load_index, write
 from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
 from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
@@ -36,7 +36,7 @@ async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
     return await asyncio.to_thread(scan)
 
 
-def in_order(rows: list[Row]) -> list[Row]:
+def sort_rows(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=repr)
 
 
@@ -44,7 +44,7 @@ async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
     lake = await Lake.create(api)
     rows = [(1, 0, "a"), (2, 0, None), (None, 1, "c")]
     answer = await lake.append(rows)
-    assert await read(api) == in_order(rows)
+    assert await read(api) == sort_rows(rows)
     metadata = await lake.metadata()
     assert metadata["current-snapshot-id"] == answer["snapshot-id"]
     assert answer["parent-snapshot-id"] is None
@@ -76,8 +76,8 @@ async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -
     assert other.status == 422
 
 
-async def seen(lake: Lake, branch: str = "main") -> list[Row]:
-    """Return the rows that a reader sees by the specification, and check that the snapshot is valid."""
+async def read_by_specification(lake: Lake, branch: str = "main") -> list[Row]:
+    """Return the rows that a reader of the specification sees, and check that the snapshot is valid."""
     metadata = await lake.metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
@@ -96,10 +96,10 @@ async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, versio
     body = overwrite(first, remove=[{"file-path": one["file-path"]}], add=[lake.data([(1, 0, "A")])])
     second = await lake.commit(body)
     assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
-    assert await seen(lake) == [(1, 0, "A"), (3, 1, "c")]
+    assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
     third = await lake.commit(overwrite(second, remove=[{"file-path": two["file-path"]}]))
     assert third["operation"] == "delete"
-    assert await seen(lake) == [(1, 0, "A")]
+    assert await read_by_specification(lake) == [(1, 0, "A")]
     if version == 2:
         assert await read(api) == [(1, 0, "A")]
     again = await lake.send(overwrite(third, remove=[{"file-path": two["file-path"]}]))
@@ -113,10 +113,10 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
     both = lake.position_deletes([(one["file-path"], 0), (two["file-path"], 1)], 0)
     second = await lake.commit(overwrite(first, add=[both]))
     assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
-    assert await seen(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
+    assert await read_by_specification(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
     named = lake.position_deletes([(two["file-path"], 0)], 0, named=True)
     third = await lake.commit(overwrite(second, add=[named]))
-    assert await seen(lake) == await read(api) == [(2, 0, "b")]
+    assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
     await lake.commit(overwrite(third, remove=[{"file-path": two["file-path"]}]))
     paths = {one.path for one in live_files(snapshot_of(await lake.metadata()))}
     assert paths == {one["file-path"], both["file-path"]}, "deletes of a file alone go with it"
@@ -128,7 +128,7 @@ async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
     upsert = {"add": [lake.equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
     answer = await lake.commit(upsert)
     assert (answer["operation"], answer["summary"]["added-equality-deletes"]) == ("overwrite", "2")
-    assert await seen(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
+    assert await read_by_specification(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
 
 
 async def test_deletion_vector_replaces_another(api: Api) -> None:
@@ -138,17 +138,17 @@ async def test_deletion_vector_replaces_another(api: Api) -> None:
     vectors = lake.vectors({one["file-path"]: {0}, two["file-path"]: {0}}, 0)
     second = await lake.commit(overwrite(first, add=vectors))
     assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
-    assert await seen(lake) == [(2, 0, "b"), (3, 0, "c")]
+    assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
     (merged,) = lake.vectors({one["file-path"]: {0, 2}}, 0)
     refused = await lake.send(overwrite(second, add=[merged]))
     assert refused.error[:2] == (409, "CommitFailedException")
     old = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
     third = await lake.commit(overwrite(second, add=[merged], remove=[old]))
     assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
-    assert await seen(lake) == [(2, 0, "b")]
+    assert await read_by_specification(lake) == [(2, 0, "b")]
     fourth = await lake.commit(overwrite(third, remove=[{"file-path": one["file-path"]}]))
     assert fourth["summary"]["removed-dvs"] == "1", "a data file's deletion vector goes with it"
-    assert await seen(lake) == []
+    assert await read_by_specification(lake) == []
 
 
 async def test_written_partitions_are_replaced(api: Api) -> None:
@@ -157,9 +157,13 @@ async def test_written_partitions_are_replaced(api: Api) -> None:
     answer = await lake.commit({"add": [lake.data([(9, 0, "z")])], "replace": {"partitions": "written"}})
     assert answer["operation"] == "overwrite"
     assert answer["summary"]["deleted-data-files"] == "2"
-    assert await seen(lake) == await read(api) == sorted([(9, 0, "z"), (3, 1, "c"), (4, None, "d")], key=repr)
+    assert (
+        await read_by_specification(lake)
+        == await read(api)
+        == sorted([(9, 0, "z"), (3, 1, "c"), (4, None, "d")], key=repr)
+    )
     await lake.commit({"add": [lake.data([(5, None, "e")])], "replace": {"partitions": "written"}})
-    assert await seen(lake) == sorted([(9, 0, "z"), (3, 1, "c"), (5, None, "e")], key=repr)
+    assert await read_by_specification(lake) == sorted([(9, 0, "z"), (3, 1, "c"), (5, None, "e")], key=repr)
 
 
 async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_rejected(api: Api) -> None:
@@ -168,13 +172,13 @@ async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_re
     below = {"type": "lt-eq", "term": "id", "value": 5}
     answer = await lake.commit({"replace": {"filter": below}, "add": [lake.data([(2, 0, "n")])]})
     assert answer["summary"]["deleted-data-files"] == "1"
-    assert await seen(lake) == sorted([(2, 0, "n"), (6, 0, "c"), (None, 0, "d")], key=repr)
+    assert await read_by_specification(lake) == sorted([(2, 0, "n"), (6, 0, "c"), (None, 0, "d")], key=repr)
     await lake.append([(7, 0, "e"), (None, 0, "f")])
     half = await lake.send({"replace": {"filter": {"type": "gt", "term": "id", "value": 5}}})
     assert half.status == 400
     assert "may match the filter" in half.error[2]
     await lake.commit({"replace": {"filter": True}})
-    assert await seen(lake) == []
+    assert await read_by_specification(lake) == []
 
 
 async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
@@ -185,8 +189,8 @@ async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref]})).status == 200
     second = await lake.append([(2, 0, "b")], branch="dev")
     assert second["parent-snapshot-id"] == first["snapshot-id"]
-    assert await seen(lake) == [(1, 0, "a")]
-    assert await seen(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
+    assert await read_by_specification(lake) == [(1, 0, "a")]
+    assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
     refs = (await lake.metadata())["refs"]
     assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
     gone = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
@@ -197,7 +201,7 @@ async def test_version_1_accepts_appends(api: Api) -> None:
     lake = await Lake.create(api, version=1)
     await lake.append([(1, 0, "a")])
     await lake.append([(2, 0, "b")])
-    assert await seen(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
+    assert await read_by_specification(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
     refused = await lake.send({"replace": {"filter": True}, "read-snapshot-id": None})
     assert refused.status == 400
 
@@ -224,7 +228,7 @@ async def test_live_file_is_not_added_twice(api: Api) -> None:
     await lake.commit(body)
     again = await lake.send(body)
     assert again.error[:2] == (409, "AlreadyExistsException")
-    assert await seen(lake) == [(1, 0, "a")]
+    assert await read_by_specification(lake) == [(1, 0, "a")]
 
 
 async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -263,7 +267,7 @@ async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
 
 
 def test_files_to_add_are_not_decoded_with_the_body() -> None:
-    """Decoded in one call that holds the interpreter, they would stop the server for seconds."""
+    """One call that decodes all of them would hold the interpreter lock, and stop the server for seconds."""
     body = decode_as(b'{"add": [{"file-path": "a"}, {"file-path": "b"}]}', ChangeBody, "The body")
     assert [type(one) for one in body.add] == [msgspec.Raw, msgspec.Raw]
 
@@ -279,13 +283,13 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
     file = await _index_file(api, lake, data)
     refused = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
     assert refused.status == 409
-    assert (await shown(api))["index-files"] == []
+    assert (await load_index(api))["index-files"] == []
     answer = await lake.commit({"add": [data], "index-files": [file]})
     metadata = await lake.metadata()
     (known,) = await api.server.components.store.index_files(metadata["table-uuid"])
     assert (known.location, known.state) == (file["location"], IndexFileState.LIVE)
     assert known.snapshot_id == answer["snapshot-id"]
-    assert (await shown(api))["files"] == 1
+    assert (await load_index(api))["files"] == 1
 
 
 async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
@@ -334,7 +338,8 @@ async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api
     assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
     again = await Lake.create(api)
     assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
-    # Its index files are in the folder of the other table, which is not the client's mistake.
+    # The index file is in the folder of the dropped table. The answer is a conflict, because the client is not at
+    # fault.
     index_file = {"location": f"file://{lake.folder}/_seamark/index/w/x.puffin", "size-in-bytes": 10}
     assert (await again.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
     assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
@@ -370,7 +375,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
 
 
 async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
-    """Add a new default spec, and return its id."""
+    """Add a new default partition spec, and return its id."""
     updates = [
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": list(fields)}},
         {"action": "set-default-spec", "spec-id": -1},
@@ -381,7 +386,7 @@ async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
     return found
 
 
-def _in(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
+def _with_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
     return {**file, "spec-id": spec_id, "partition": list(values)}
 
 
@@ -390,20 +395,24 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
     lake = await Lake.create(api, spec=[bucket])
     lake.spec = ()
-    base = await lake.commit({"add": [_in(lake.data([(1, 0, "a")]), 0, 3)]})
+    base = await lake.commit({"add": [_with_partition(lake.data([(1, 0, "a")]), 0, 3)]})
     doubled = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
-    await lake.commit({"add": [_in(lake.data([(2, 0, "b")]), 0, 3)]})
+    await lake.commit({"add": [_with_partition(lake.data([(2, 0, "b")]), 0, 3)]})
     for value, status in ((3, 409), (11, 409), (4, 200), (12, 200)):
         scope = {"partitions": [{"spec-id": doubled, "values": [value]}]}
-        add = [_in(lake.data([(value, 0, "c")]), doubled, value)]
+        add = [_with_partition(lake.data([(value, 0, "c")]), doubled, value)]
         answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
         assert answer.status == status, (value, answer.raw)
     metadata = await lake.metadata()
     check(metadata)
-    half = await lake.send({"add": [_in(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}})
+    half = await lake.send(
+        {"add": [_with_partition(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
+    )
     assert half.status == 400
     assert "has partition spec 0" in half.error[2]
-    whole = await lake.commit({"add": [_in(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}})
+    whole = await lake.commit(
+        {"add": [_with_partition(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
+    )
     assert whole["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
     check(await lake.metadata())
 
@@ -417,14 +426,14 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
     await lake.append([(3, 0, "c")])
-    assert await seen(lake) == [(2, 0, "b"), (3, 0, "c")]
+    assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
     (vector,) = lake.vectors({one["file-path"]: {0, 1}})
     gone = [{"file-path": old["file-path"]}]
     scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
     body = {"add": [vector], "remove": gone, "read-snapshot-id": head["snapshot-id"], "scope": scope}
     answer = await lake.commit(body)
     assert (answer["summary"]["added-dvs"], answer["summary"]["removed-position-delete-files"]) == ("1", "1")
-    assert await seen(lake) == [(3, 0, "c")]
+    assert await read_by_specification(lake) == [(3, 0, "c")]
 
 
 async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None:
@@ -486,10 +495,10 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     second = await lake.send({"add": lake.vectors({one["file-path"]: {1}}), **said})
     other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **said})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
-    assert await seen(lake) == [(2, 0, "b"), (4, 0, "d")]
+    assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 
 
-async def test_request_that_only_asks_for_a_repeat_never_commits(api: Api) -> None:
+async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
     asked = {"producer": body["producer"], "repeats-only": True}

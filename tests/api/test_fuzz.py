@@ -1,9 +1,9 @@
-"""Random requests from the specifications, valid and broken.
+"""Tests with random valid and broken requests from the specifications.
 
 No request gets a 5xx, errors have the standard's form, and successful answers follow the Iceberg REST specification.
 The tests send requests to a separate server process, so that a crash would show. Half of the requests use a namespace,
-a table and a view that exist, because invented names end with a 404. A failure prints the request and the seed to run
-it again.
+a table and a view that exist, because requests with random names end with a 404. A failed test prints the request and
+the seed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 EXAMPLES = 3
-"""Requests to each third route in the fast tier. The long campaign sends more to every route."""
+"""The number of requests to each third route in the fast tier. The long campaign sends more requests to every route."""
 EXAMPLES_LONG = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
 def _standard() -> dict[str, Any]:
-    """Return the specification with our server's paths, which have no prefix.
+    """Return the specification with Seamark's paths, which have no prefix.
 
     The specification requires a plan id in every completed plan, and says that the service holds state for it.
-    Our server holds none, and Java's client would send a DELETE for each id.
+    Seamark holds no state for a completed plan, and Java's client would send a DELETE for each id.
     """
     spec = copy.deepcopy(document())
     paths = {}
@@ -66,7 +66,7 @@ OURS = _operations(decode_json(openapi_document().encode(), "our document"))
 
 
 class Target:
-    """A server that is filled again whenever an example has emptied it."""
+    """A server whose table and view are created again if an example has dropped them."""
 
     def __init__(self, server: Seamark) -> None:
         self.server = server
@@ -85,8 +85,8 @@ class Target:
         try:
             response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
-            return  # HTTP cannot carry these.
-        # The specification describes errors in two ways; ours follow the form that its clients parse.
+            return  # HTTP cannot carry these characters.
+        # The specification describes errors in two ways. Seamark's errors have the form that its clients parse.
         conform = conform and response.status_code < 400
         checks = [not_a_server_error, *([response_schema_conformance] if conform else [])]
         case.validate_response(response, checks=checks)
@@ -102,7 +102,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    # Long polls would stay open for a minute; drops leave nothing that could break a later example.
+    # By default, long polls stay open for a minute.
     env = {"SEAMARK_WATCH_TIMEOUT_S": "0.05", "SEAMARK_BODY_LIMIT_BYTES": "1000000"}
     with Seamark(tmp_path_factory.mktemp("fuzz") / "home", env=env) as server:
         target = Target(server)
@@ -143,7 +143,7 @@ def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, t
 
 
 @pytest.mark.parametrize("operation", OURS[::3])
-def test_no_request_to_our_own_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: Target) -> None:
     _campaign(operation, target, EXAMPLES, conform=False)
 
 
@@ -159,5 +159,5 @@ def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaig
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", OURS)
-def test_no_request_to_our_own_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
     _campaign(operation, target, EXAMPLES_LONG, conform=False)

@@ -1,7 +1,7 @@
-"""Random commits of updates that are valid one by one and mostly invalid together.
+"""Tests with random commits of updates, each of which is valid alone. Together, most commits are invalid.
 
-Ids collide or do not exist, types cannot change, references name what was just removed. Each commit succeeds or is
-rejected, never with a 5xx. Afterwards the table can be loaded, and PyIceberg reads its metadata.
+Ids collide or do not exist, types cannot change, and references name removed objects. The server accepts or rejects
+each commit, never with a 5xx. Afterwards the table can be loaded, and PyIceberg reads its metadata.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
     assert (await api("GET", TABLE, headers={"If-None-Match": etag})).status == 200
 
 
-async def test_snapshots_all_and_refs_have_separate_etags(api: Api) -> None:
+async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
     await api.table()
     every, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
     assert every.headers["ETag"] != refs.headers["ETag"]
@@ -68,7 +68,7 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
 
 
 async def test_headers_that_request_the_same_access_share_one_compressed_answer(api: Api) -> None:
-    """Otherwise a client could fill the cache of metadata with an answer for each of its headers."""
+    """Otherwise a client could fill the metadata cache with one answer for each spelling of the header."""
     await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
     cache = api.server.components.catalog.documents.cache
     headers = {"Accept-Encoding": "gzip"}

@@ -34,7 +34,7 @@ async def _answer(request: web.Request) -> web.Response:
     return web.Response()
 
 
-def _with_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
+def _add_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
     for method, path in (
         ("GET", "/v1/config"),
         ("GET", "/v1/namespaces"),
@@ -48,7 +48,7 @@ def _with_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
     return dispatcher
 
 
-async def _resolved(dispatcher: web.UrlDispatcher, method: str, path: str) -> tuple[Any, ...]:
+async def _resolve(dispatcher: web.UrlDispatcher, method: str, path: str) -> tuple[Any, ...]:
     found = await dispatcher.resolve(make_mocked_request(method, path))
     error = found.http_exception
     refused = () if error is None else (error.status, error.headers.get("Allow"))
@@ -57,28 +57,28 @@ async def _resolved(dispatcher: web.UrlDispatcher, method: str, path: str) -> tu
 
 
 async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
-    kept, plain = _with_routes(Router()), _with_routes(web.UrlDispatcher())
+    kept, plain = _add_routes(Router()), _add_routes(web.UrlDispatcher())
     for _, method, path in itertools.product(range(2), _METHODS, _PATHS):
-        assert await _resolved(kept, method, path) == await _resolved(plain, method, path), (method, path)
+        assert await _resolve(kept, method, path) == await _resolve(plain, method, path), (method, path)
 
 
 async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Router()
-    _with_routes(kept)
+    _add_routes(kept)
     monkeypatch.setattr(dispatch, "PATHS_MAX", 3)
     for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
-        await _resolved(kept, "GET", path)
-    await _resolved(kept, "DELETE", "/v1/namespaces")
+        await _resolve(kept, "GET", path)
+    await _resolve(kept, "DELETE", "/v1/namespaces")
     assert len(kept._found) == 0
     for number in range(10):
-        found = await _resolved(kept, "GET", f"/v1/namespaces/n{number}")
+        found = await _resolve(kept, "GET", f"/v1/namespaces/n{number}")
         assert found == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
         assert 1 <= len(kept._found) <= 3
 
 
 async def test_requests_share_no_variables() -> None:
     kept = Router()
-    _with_routes(kept)
+    _add_routes(kept)
     first, second, third = [await kept.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
     first["namespace"] = second["namespace"] = "b"
     assert dict(third) == {"namespace": "a"}

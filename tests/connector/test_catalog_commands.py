@@ -31,7 +31,7 @@ def done(client: IndexClient, *arguments: str, answer: str | None = None) -> str
     return "\n".join(line for line in result.stdout.splitlines() if "[info" not in line)
 
 
-def printed(client: IndexClient, *arguments: str) -> Any:
+def run_json(client: IndexClient, *arguments: str) -> Any:
     text = done(client, *arguments, "--json")
     starts = [text.index(mark) for mark in ("[\n", "[]", "{\n") if mark in text]
     return json.JSONDecoder().raw_decode(text[min(starts) :])[0]
@@ -52,36 +52,36 @@ def shop(client: IndexClient) -> IndexClient:
 def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> None:
     assert "created" in done(client, "namespace", "create", "a")
     done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
-    assert ["a", "b.c"] in printed(client, "namespace", "list")
+    assert ["a", "b.c"] in run_json(client, "namespace", "list")
     assert "a.b\\.c" in done(client, "namespace", "list")
-    shown = printed(client, "namespace", "show", "a.b\\.c")
+    shown = run_json(client, "namespace", "show", "a.b\\.c")
     assert (shown["properties"]["k"], shown["tables"]) == ("v", [])
     done(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
     done(client, "namespace", "set", "a.b\\.c", "--unset", "x")
-    assert printed(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
+    assert run_json(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
     assert call(client, "namespace", "drop", "a").exit_code == 1
     done(client, "namespace", "drop", "a.b\\.c")
     done(client, "namespace", "drop", "a")
-    assert ["a"] not in printed(client, "namespace", "list")
+    assert ["a"] not in run_json(client, "namespace", "list")
 
 
 def test_each_change_command_prints_json(client: IndexClient) -> None:
-    assert printed(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
-    assert printed(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
-    created = printed(client, "table", "create", "a.t", "--column", "id:long")
+    assert run_json(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
+    assert run_json(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
+    created = run_json(client, "table", "create", "a.t", "--column", "id:long")
     assert [field["name"] for field in created["schemas"][0]["fields"]] == ["id"]
-    assert printed(client, "table", "set", "a.t", "x=y")["properties"]["x"] == "y"
-    assert printed(client, "table", "rename", "a.t", "a.u")["table-uuid"] == created["table-uuid"]
-    assert printed(client, "index", "create", "a.u", "--kind", "bloom", "--columns", "id")["name"] == "id_bloom"
-    assert printed(client, "index", "pause", "a.u", "id_bloom")["state"] == "paused"
-    assert printed(client, "index", "resume", "a.u", "id_bloom")["state"] == "enabled"
-    assert printed(client, "run", "compact", "a.u")["files-before"] == 0
-    assert printed(client, "run", "manifests", "a.u")["manifests-before"] == 0
-    assert printed(client, "run", "expire", "a.u")["snapshots"] == 0
-    assert printed(client, "index", "drop", "a.u", "id_bloom") == {"table": ["a", "u"], "dropped": "id_bloom"}
-    dropped = printed(client, "table", "drop", "a.u", "--yes")
+    assert run_json(client, "table", "set", "a.t", "x=y")["properties"]["x"] == "y"
+    assert run_json(client, "table", "rename", "a.t", "a.u")["table-uuid"] == created["table-uuid"]
+    assert run_json(client, "index", "create", "a.u", "--kind", "bloom", "--columns", "id")["name"] == "id_bloom"
+    assert run_json(client, "index", "pause", "a.u", "id_bloom")["state"] == "paused"
+    assert run_json(client, "index", "resume", "a.u", "id_bloom")["state"] == "enabled"
+    assert run_json(client, "run", "compact", "a.u")["files-before"] == 0
+    assert run_json(client, "run", "manifests", "a.u")["manifests-before"] == 0
+    assert run_json(client, "run", "expire", "a.u")["snapshots"] == 0
+    assert run_json(client, "index", "drop", "a.u", "id_bloom") == {"table": ["a", "u"], "dropped": "id_bloom"}
+    dropped = run_json(client, "table", "drop", "a.u", "--yes")
     assert (dropped["dropped"], dropped["entry"]["name"]) == (["a", "u"], "u")
-    assert printed(client, "namespace", "drop", "a") == {"dropped": ["a"]}
+    assert run_json(client, "namespace", "drop", "a") == {"dropped": ["a"]}
 
 
 def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
@@ -89,21 +89,21 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
     body = {"name": "totals", "schema": schema, "view-version": VIEW_VERSION, "properties": {"k": "v"}}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
-    assert printed(shop, "view", "list") == printed(shop, "view", "list", "shop") == [["shop", "totals"]]
+    assert run_json(shop, "view", "list") == run_json(shop, "view", "list", "shop") == [["shop", "totals"]]
     text = done(shop, "view", "show", "shop.totals")
     for part in ("version 1", "SELECT 1", "spark", "long"):
         assert part in text
-    assert printed(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
+    assert run_json(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
     assert "Did you mean shop.totals?" in call(shop, "view", "show", "shop.total").output
     for words in (("table", "show"), ("explain",), ("health",), ("index", "list")):
         assert "shop.totals is a view: seamark view show shop.totals" in call(shop, *words, "shop.totals").output
     assert "shop.orders is a table: seamark table show shop.orders" in call(shop, "view", "show", "shop.orders").output
-    identity = printed(shop, "view", "show", "shop.totals")["view-uuid"]
-    assert printed(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
+    identity = run_json(shop, "view", "show", "shop.totals")["view-uuid"]
+    assert run_json(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
     assert call(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
     assert "seamark undrop shop.sums" in done(shop, "view", "drop", "shop.sums", "--yes")
     assert "restored" in done(shop, "undrop", "shop.sums")
-    assert printed(shop, "view", "list") == [["shop", "sums"]]
+    assert run_json(shop, "view", "list") == [["shop", "sums"]]
 
 
 def test_misspelled_namespace_gets_a_suggestion(shop: IndexClient) -> None:
@@ -114,16 +114,16 @@ def test_misspelled_namespace_gets_a_suggestion(shop: IndexClient) -> None:
 
 
 def test_table_is_listed_and_shown(shop: IndexClient) -> None:
-    assert printed(shop, "table", "list") == printed(shop, "table", "list", "shop") == [["shop", "orders"]]
+    assert run_json(shop, "table", "list") == run_json(shop, "table", "list", "shop") == [["shop", "orders"]]
     text = done(shop, "table", "show", "shop.orders")
     assert "partitioned by bucket[4](id)" in text
     assert "2 rows, 2 data files" in text
     assert "decimal(9, 2)" in text
-    metadata = printed(shop, "table", "show", "shop.orders")
+    metadata = run_json(shop, "table", "show", "shop.orders")
     assert metadata["properties"]["a"] == "b=c"
     assert [field["required"] for field in metadata["schemas"][0]["fields"]] == [True, False, False]
     done(shop, "table", "set", "shop.orders", "a=d")
-    assert printed(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
+    assert run_json(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
 
 
 def test_policy_command_shows_an_invalid_value_that_an_engine_wrote(shop: IndexClient) -> None:
@@ -134,11 +134,11 @@ def test_policy_command_shows_an_invalid_value_that_an_engine_wrote(shop: IndexC
 def test_dropped_table_is_restored(shop: IndexClient) -> None:
     done(shop, "table", "rename", "shop.orders", "shop.sales")
     assert call(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
-    assert printed(shop, "table", "list") == [["shop", "sales"]]
+    assert run_json(shop, "table", "list") == [["shop", "sales"]]
     text = done(shop, "table", "drop", "shop.sales", answer="y\n")
     assert "seamark undrop shop.sales restores it until 20" in text
-    assert printed(shop, "table", "list") == []
-    (entry,) = printed(shop, "undrop")
+    assert run_json(shop, "table", "list") == []
+    (entry,) = run_json(shop, "undrop")
     assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
     assert "shop.sales" in done(shop, "undrop")
     refused = call(shop, "table", "show", "shop.sales")
@@ -160,11 +160,11 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
     The foreign file makes the entry keep its location.
     """
     kind = "view" if is_view else "table"
-    metadata = printed(client, kind, "show", name)
+    metadata = run_json(client, kind, "show", name)
     foreign_file = Path(urlsplit(metadata["location"]).path, "foreign.parquet")
     foreign_file.parent.mkdir(parents=True, exist_ok=True)
     foreign_file.write_text("a")
-    dropped = printed(client, kind, "drop", name, "--yes")
+    dropped = run_json(client, kind, "drop", name, "--yes")
     purge_dropped(client, dropped["entry"]["id"])
     return foreign_file
 
@@ -172,15 +172,15 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
 def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert done(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
     foreign_file = _retain(shop, "shop.orders")
-    (entry,) = printed(shop, "retained", "list")
+    (entry,) = run_json(shop, "retained", "list")
     assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
     assert entry["id"] in done(shop, "retained", "list", "shop")
     assert "seamark retained release shop.orders releases it" in done(shop, "retained", "purge", "shop.orders", "--yes")
     assert call(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
-    assert [one["id"] for one in printed(shop, "retained", "list")] == [entry["id"]]
-    assert printed(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
+    assert [one["id"] for one in run_json(shop, "retained", "list")] == [entry["id"]]
+    assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
     assert foreign_file.exists()
-    assert printed(shop, "retained", "list") == []
+    assert run_json(shop, "retained", "list") == []
     refused = call(shop, "retained", "release", "shop.orders")
     assert refused.exit_code == 1
     assert (
@@ -193,7 +193,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     _retain(shop, "shop.orders")
     done(shop, "table", "create", "shop.orders", "--column", "id:long")
     foreign_file = _retain(shop, "shop.orders")
-    first, second = entries = printed(shop, "retained", "list")
+    first, second = entries = run_json(shop, "retained", "list")
     refused = call(shop, "retained", "release", "shop.orders", "--yes")
     assert (
         f"2 dropped entries had the name shop.orders; choose one of them with --id: {first['id']}, {second['id']}"
@@ -206,28 +206,28 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     (other,) = (one for one in entries if one is not latest)
     done(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
     foreign_file.unlink()
-    purged = printed(shop, "retained", "purge", "shop.orders", "--yes")
+    purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
     assert purged == {"purged": latest, "retained": False}
-    assert printed(shop, "retained", "list") == []
+    assert run_json(shop, "retained", "list") == []
 
 
 def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> None:
     body = {"name": "v", "schema": {"type": "struct", "fields": []}, "properties": {}, "view-version": VIEW_VERSION}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
     _retain(shop, "shop.v", is_view=True)
-    (entry,) = printed(shop, "retained", "list", "shop")
+    (entry,) = run_json(shop, "retained", "list", "shop")
     assert (entry["name"], entry["kind"]) == ("v", "view")
-    assert printed(shop, "retained", "purge", "shop.v", "--yes") == {"purged": entry, "retained": False}
-    assert printed(shop, "retained", "list") == []
+    assert run_json(shop, "retained", "purge", "shop.v", "--yes") == {"purged": entry, "retained": False}
+    assert run_json(shop, "retained", "list") == []
 
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
-    listed = printed(shop, "snapshot", "list", "shop.orders")
+    listed = run_json(shop, "snapshot", "list", "shop.orders")
     assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
     assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in done(shop, "snapshot", "list", "shop.orders")
-    by_name = printed(shop, "snapshot", "show", "shop.orders", "main")
-    assert by_name == printed(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
+    by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
+    assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
     assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
     text = done(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
@@ -311,10 +311,10 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     done(shop, "table", "create", "shop.returns", *columns)
     own, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
     assert "No table" in done(shop, "policy", "list")
-    assert printed(shop, "policy", "list", "shop") == []
+    assert run_json(shop, "policy", "list", "shop") == []
     done(shop, "policy", "set", "shop.orders", f"{own}=true")
     assert "follow the new policy" in done(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
-    listed = {tuple(one["table"]): one["properties"] for one in printed(shop, "policy", "list")}
+    listed = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
     sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listed.items()}
     assert sources == {
         ("shop", "orders"): {own: "table", inherited: "namespace"},
@@ -323,13 +323,15 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     text = done(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
-    shown = printed(shop, "policy", "show", "shop.orders")["properties"]
+    shown = run_json(shop, "policy", "show", "shop.orders")["properties"]
     assert next(one["value"] for one in shown if one["name"] == own) == "true"
     done(shop, "policy", "drop", "shop.orders")
-    assert [one["table"] for one in printed(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
+    assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
-    assert printed(shop, "policy", "list") == []
-    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay unchanged"
+    assert run_json(shop, "policy", "list") == []
+    assert run_json(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", (
+        "other properties stay unchanged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,5 +354,5 @@ def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
     done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
     assert own in done(shop, "policy", "shop.orders")
     done(shop, "policy", "shop.orders", "--unset", own)
-    (entry,) = (one for one in printed(shop, "policy", "shop.orders")["properties"] if one["name"] == own)
+    (entry,) = (one for one in run_json(shop, "policy", "shop.orders")["properties"] if one["name"] == own)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

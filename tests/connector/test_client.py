@@ -33,7 +33,7 @@ from tests.planner.lakes.history import random_lake
 
 
 def tens(count: int, first: int = 0) -> list[Any]:
-    """Return files; file n contains the ids from 10 n to 10 n + 9."""
+    """Return files. File n contains the ids from 10 n to 10 n + 9."""
     return [file_of(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
 
 

@@ -1,4 +1,4 @@
-"""`confine`: a process that works for several users opens no file that a user's symbolic link leads to."""
+"""Tests of `confine`: a process that works for several users opens no file behind a symbolic link of a user."""
 
 from __future__ import annotations
 

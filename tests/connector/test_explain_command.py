@@ -132,19 +132,19 @@ def test_query_is_explained_table_by_table(url: str) -> None:
 
 
 def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) -> None:
-    for where, told in (
+    for where, expected in (
         ("id = 'abc'", "Not used: \"id\" = 'abc': 'abc' is not a literal of id, which is long; write a number"),
         ("id > 15 AND idd = 1", "Not used: idd: no table of the query has such a column; did you mean id."),
         ("length(data) = 1", "Condition: none on its own columns that could leave files out"),
     ):
         code, text = seamark("--sql", f"SELECT 1 FROM db.t WHERE {where}", "--url", url)
         assert code == 0, text
-        assert told in text
+        assert expected in text
         assert "all rows match" not in text
 
 
 def test_refused_query_is_reported_with_the_reason(url: str) -> None:
-    for arguments, code, told in (
+    for arguments, code, expected in (
         ((), 2, "Give a TABLE, or a query with --sql"),
         (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
         (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "cannot be set with --sql"),
@@ -156,7 +156,7 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     ):
         ended, text = seamark(*arguments, "--url", url)
         assert ended == code, text
-        assert told in text, text
+        assert expected in text, text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_explain_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> 
 
 
 def test_exit_code_of_explain_distinguishes_the_causes_of_failure(url: str) -> None:
-    for arguments, code, told in (
+    for arguments, code, expected in (
         (("db.t", "id ="), 2, "line 1, column 4"),
         (("db.t", "nope = 1"), 2, "nope"),
         (("t",), 2, "namespace"),
@@ -208,5 +208,5 @@ def test_exit_code_of_explain_distinguishes_the_causes_of_failure(url: str) -> N
         (("db.t", "--join", '{"table": ["db", "none"], "on": {"id": "id"}}'), 1, "db.none"),
     ):
         assert seamark(*arguments, "--url", url)[0] == code
-        assert told in seamark(*arguments, "--url", url)[1]
+        assert expected in seamark(*arguments, "--url", url)[1]
     assert seamark("db.t", "--url", "nonsense")[0] == 2

@@ -34,7 +34,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
-from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows
+from tests.connector.write.test_upserts import BY_ID, MODES, create, read_rows, rows
 from tests.faults.rigs.mortal_statement import killed_at
 from tests.seeds import first_seed, quick
 from tests.services.s3 import S3
@@ -94,10 +94,10 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
     assert (report.inserted, report.updated) == (1, 1)
     assert delete(client, name, keys=pa.table({"id": [3, 77]}), mode=mode).deleted == 1
     assert delete(client, name, where="land = 'it'", mode=mode).deleted == 1
-    assert held(client, name) == [(1, "de", 1, None), (2, "es", 2, None), (9, "at", 2, None)]
+    assert read_rows(client, name) == [(1, "de", 1, None), (2, "es", 2, None), (9, "at", 2, None)]
     overwrite(client, name, rows((5, "ch", 5)), where="ts >= 1")
     wanted = [(5, "ch", 5, None)]
-    assert held(client, name) == wanted
+    assert read_rows(client, name) == wanted
     if version == 2:  # PyIceberg applies the deletes of version 2, too.
         with lake.catalog() as catalog:
             read = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
@@ -109,7 +109,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
     append(lake.client, "db.stock", rows((0, "de", 0)))
     with lake.catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
-        for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before all of them.
+        for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
             handle.append(rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         found = table.scan().to_arrow()
@@ -141,7 +141,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         upload = s3.create_multipart_upload(Bucket=lake.bucket, Key=key)
         s3.upload_part(Bucket=lake.bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 1000)
 
-    def unfinished() -> set[str]:
+    def unfinished_keys() -> set[str]:
         return {key for key in lake.unfinished() if key.startswith((folder, other))}
 
     with closing(s3):
@@ -152,14 +152,14 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         before = lake.files("")
         planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (planned.uploads, planned.files) == (len(aborted), 0)
-        assert unfinished() == {*aborted, *kept, young}
+        assert unfinished_keys() == {*aborted, *kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
-        assert unfinished() == {*kept, young}
+        assert unfinished_keys() == {*kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     assert lake.files("") == before
-    assert held(lake.client, "db.uploads") == [(1, "de", 1, None)]
+    assert read_rows(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
 def age_uploads(lake: Lake) -> None:
@@ -233,11 +233,11 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     sizes: list[int] = []
     blocks = SourceFile.read
 
-    def counted(source: SourceFile, at: int, size: int) -> bytes:
+    def read_counted_block(source: SourceFile, at: int, size: int) -> bytes:
         sizes.append(size)
         return blocks(source, at, size)
 
-    monkeypatch.setattr(SourceFile, "read", counted)
+    monkeypatch.setattr(SourceFile, "read", read_counted_block)
     done = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
     assert (done.files_before, done.files_after) == (4, 2)
     assert done.row_groups_copied > 0
@@ -270,7 +270,7 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
     assert again.commits == 0
 
 
-@pytest.mark.slow  # 50 s a step; tests/connector/jobs/test_statements.py always tests files on a local disk
+@pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
 @pytest.mark.parametrize("step", [23, 2])
 def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) -> None:
     """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""

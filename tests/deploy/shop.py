@@ -110,17 +110,17 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
         return answer.headers["X-Seamark-Plan"], json.load(answer)
 
 
-def told(shop: Shop, sql: str, **headers: str) -> str:
+def final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     """Return the final outcome of a statement: rewritten, or not worth a plan.
 
     A slow Trino reports `planned` first. A proxy that has seen failed statements plans again only after a pause.
     """
 
-    def settled() -> str:
+    def outcome_if_final() -> str:
         answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
         return "" if answer == "planned" or "lately" in answer else answer
 
-    return str(eventually(settled))
+    return str(eventually(outcome_if_final))
 
 
 def reads_plans(shop: Shop, explained: str) -> bool:
@@ -143,7 +143,7 @@ def splits(port: int, sql: str) -> int:
         connection.close()
 
 
-def until_cancelled(cursor: Any, sql: str) -> None:
+def run_until_cancelled(cursor: Any, sql: str) -> None:
     """Run a statement until another thread cancels it."""
     with contextlib.suppress(trino.exceptions.TrinoUserError):
         cursor.execute(sql)

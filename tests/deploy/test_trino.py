@@ -134,7 +134,7 @@ def test_trino_and_spark_change_one_table_alternately(lake: Lake, spark: SparkSe
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
-def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> str:
+def make_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> str:
     client = SeamarkClient(lake.seamark.base_url)
     try:
         name = client.plan_table(table, predicate, at=at).name
@@ -171,7 +171,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
     files = {path for (path,) in rows(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
     before = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
     for predicate in ("id BETWEEN 18 AND 31", "land = 'l1' AND id > 45", "day = DATE '2027-01-01'", "id < 0", "true"):
-        name = made_plan(lake, f"plans{version}.t", predicate)
+        name = make_plan(lake, f"plans{version}.t", predicate)
         plan = f'{schema}."{name}"'
         columns = 'id, land, day, "$path", "$partition"'
         wanted = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
@@ -182,7 +182,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
         assert {path for *_, path, _ in wanted} <= left
         joined = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(joined) == rows(f"SELECT count(*) FROM {plan}")
-    then = made_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
+    then = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
     wanted = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
     assert rows(f'SELECT day FROM {schema}."{then}" WHERE id = 21') == wanted
     assert rows(f'SELECT day FROM {schema}."{then}" FOR VERSION AS OF {before} WHERE id = 21') == wanted
@@ -197,7 +197,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
     rows("CREATE SCHEMA harm")
     rows("CREATE TABLE harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
     rows("INSERT INTO harm.t VALUES 100")
-    name = f'harm."{made_plan(lake, "harm.t", "n = 1")}"'
+    name = f'harm."{make_plan(lake, "harm.t", "n = 1")}"'
     for statement in (
         f"INSERT INTO {name} VALUES 5",
         f"DELETE FROM {name} WHERE n < 3",
@@ -232,18 +232,18 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     client = IndexClient(lake.seamark.base_url)
 
-    def shown() -> dict[str, float]:
+    def show_stats() -> dict[str, float]:
         return {row[0]: row[2] for row in rows("SHOW STATS FOR counted.t") if row[0] and row[2] is not None}
 
     compute_statistics(client, "counted.t")
-    ours = shown()
+    ours = show_stats()
     assert {name: ours[name] for name in "kdatfb" if name in ours} == {"k": 7, "d": 500, "f": 3, "b": 2}
     assert ours["at"] == 40
     assert ours["n"] == pytest.approx(9000, rel=0.05)
     assert ours["s"] == pytest.approx(9000, rel=0.05)
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
-    assert shown() == pytest.approx(ours, rel=0.05)
+    assert show_stats() == pytest.approx(ours, rel=0.05)
     # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its own with
     # Trino's.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
@@ -252,9 +252,9 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
     rows("INSERT INTO counted.t VALUES (1, 11, 'x', 2, DATE '2022-01-01', 10, true)")
     report = compute_statistics(client, "counted.t")
     assert report.columns_read == 0
-    assert shown()["k"] == 10
-    assert shown()["at"] == 42
-    assert shown()["n"] == pytest.approx(9100, rel=0.05)
+    assert show_stats()["k"] == 10
+    assert show_stats()["at"] == 42
+    assert show_stats()["n"] == pytest.approx(9100, rel=0.05)
     client.close()
 
 

@@ -182,8 +182,8 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
         tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "3000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert rows_of(proxy.port, ONE) == [[4711, "n4711"]]
-        told, first = post(proxy.port, ONE)
-        assert told.startswith("rewritten; scans=1")
+        reported, first = post(proxy.port, ONE)
+        assert reported.startswith("rewritten; scans=1")
         assert first["nextUri"].startswith(proxy.url)
 
 

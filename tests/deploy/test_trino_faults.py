@@ -16,7 +16,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import connect, eventually, post, rows_of, until_cancelled
+from tests.deploy.shop import connect, eventually, post, rows_of, run_until_cancelled
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
@@ -27,7 +27,9 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 RUNNING_MAX = 2
 LEASE_S = 4
 ONE = "SELECT note FROM orders WHERE id = 4711"
-MANY = "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
+MANY_ROWS = (
+    "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
+)
 """More rows than coordinator and client can buffer, so that Trino reads most of them while the client fetches."""
 LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{one} (x{one})' for one in range(4))}"
 
@@ -85,7 +87,7 @@ def fill(seamark: Seamark, schema: str) -> None:
     catalog.close()
 
 
-def fetching(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
+def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
     """Run `meanwhile` after the first rows were fetched; return the number of rows, or Trino's error."""
     connection = connect(port, **options)
     try:
@@ -113,16 +115,16 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.catalog.kill9()
         lake.planner.kill9()
 
-    assert fetching(lake.proxy.port, MANY, nothing) == 900_000
-    told, first = post(lake.proxy.port, MANY)
-    assert told.startswith("rewritten")
+    assert fetch_rows(lake.proxy.port, MANY_ROWS, nothing) == 900_000
+    reported, first = post(lake.proxy.port, MANY_ROWS)
+    assert reported.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
     found = []
     for port in lake.ports:
         try:
-            found.append(fetching(port, MANY, kill))
+            found.append(fetch_rows(port, MANY_ROWS, kill))
         finally:
             lake.catalog.start()
             lake.planner.start()
@@ -149,7 +151,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [one.cursor() for one in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
-        running = [threads.submit(until_cancelled, cursor, LONG) for cursor in cursors]
+        running = [threads.submit(run_until_cancelled, cursor, LONG) for cursor in cursors]
         try:
             eventually(lambda: are_running(lake, cursors, running), within_s=200)
             before = lake.proxy.statements("rewritten")
@@ -191,13 +193,13 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
         past = rows_of(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
         )[-2][0]
-        asked = MANY.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
+        asked = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
 
         def expire_it(schema: str = schema) -> None:
             rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        found.append((fetching(port, asked, expire_it, schema=schema), again(port, asked, schema)))
+        found.append((fetch_rows(port, asked, expire_it, schema=schema), again(port, asked, schema)))
     assert found[1][1] == found[0][1]
     assert {found[0][0], found[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
@@ -213,7 +215,7 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
         lake.trino.process.stop(first=signal.SIGKILL)
         lake.trino.start()
 
-    assert fetching(lake.proxy.port, MANY, restart) == fetching(lake.trino.port, MANY, restart)
+    assert fetch_rows(lake.proxy.port, MANY_ROWS, restart) == fetch_rows(lake.trino.port, MANY_ROWS, restart)
     assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
     lake.trino.process.stop(first=signal.SIGKILL)
     try:

@@ -92,13 +92,13 @@ def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statement
     return statements
 
 
-def in_trinos_words(text: str, schema: str) -> str:
+def translate_to_trino(text: str, schema: str) -> str:
     """Translate DuckDB's text to Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
 
-def with_parameters(rng: random.Random, text: str) -> tuple[str, list[Any]]:
+def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
     """Replace some of the numbers with parameters; return the text and the values."""
     values: list[Any] = []
 
@@ -116,9 +116,9 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
         statements = lake_of(rng, trino_lake, schema)
         for _ in range(min(QUERIES_PER_LAKE, queries - first)):
-            text, values = in_trinos_words(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
+            text, values = translate_to_trino(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
-                text, values = with_parameters(rng, text)
+                text, values = replace_numbers(rng, text)
             both.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
 
 
@@ -134,15 +134,15 @@ def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: Trin
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    told, before = both.told.copy(), both.proxy.statements("rewritten")
+    reported, before = both.counts.copy(), both.proxy.statements("rewritten")
     campaign(both, trino_lake, f"{seed}", queries)
-    told, rewritten = both.told - told, both.proxy.statements("rewritten") - before
-    print(f"{dict(told)}, {rewritten} rewritten")
-    assert told["asked"] == queries
-    assert told["failed"] < 0.2 * queries
-    assert told["with rows"] > 0.4 * queries
+    reported, rewritten = both.counts - reported, both.proxy.statements("rewritten") - before
+    print(f"{dict(reported)}, {rewritten} rewritten")
+    assert reported["asked"] == queries
+    assert reported["failed"] < 0.2 * queries
+    assert reported["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert both.proxy.statements("original") <= told["failed"]
+    assert both.proxy.statements("original") <= reported["failed"]
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_statements_that_write_are_equal_through_the_proxy(both: Both, trino_lak
             both.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
     for table in ("t", "u"):
         both.ask(f"SELECT * FROM {table}", schemas=schemas)
-    assert both.told["failed"] > 0
+    assert both.counts["failed"] > 0
     assert both.proxy.statements("rewritten") - before > len(WRITING)
 
 

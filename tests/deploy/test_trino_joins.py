@@ -59,7 +59,7 @@ def create(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> None:
     catalog.create_table(f"star.{name}", schema=table.schema).append(table)
 
 
-def told_of(star: Shop, sql: str) -> str:
+def outcome(star: Shop, sql: str) -> str:
     return post(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
 
 
@@ -152,10 +152,10 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
 )
 def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     same(star, sql)
-    told = told_of(star, sql)
-    assert told.startswith("rewritten; "), told
-    assert f"; star.sales={files}/{FILES}; " in told
-    assert f"; joins=star.sales.{joins}" in told
+    reported = outcome(star, sql)
+    assert reported.startswith("rewritten; "), reported
+    assert f"; star.sales={files}/{FILES}; " in reported
+    assert f"; joins=star.sales.{joins}" in reported
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
 )
 def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
     same(star, sql)
-    told = told_of(star, sql)
-    assert f"; star.sales={files}/{FILES}; " in f"{told}; ", told
+    reported = outcome(star, sql)
+    assert f"; star.sales={files}/{FILES}; " in f"{reported}; ", reported
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
 )
 def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> None:
     same(star, sql)
-    assert "star.sales=" not in told_of(star, sql)
+    assert "star.sales=" not in outcome(star, sql)
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
     for _ in range(queries):
         sql = statement(rng)
         same(star, sql)
-        less += "joins=star.sales." in told_of(star, sql)
+        less += "joins=star.sales." in outcome(star, sql)
     assert less >= 0.5 * (queries - 1)
 
 

@@ -25,8 +25,8 @@ from tests.deploy.shop import (
     post,
     reads_plans,
     rows_of,
+    run_until_cancelled,
     splits,
-    until_cancelled,
 )
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
@@ -39,8 +39,8 @@ pytestmark = NEEDS_TRINO
 
 def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
     assert both(shop, "SELECT 1") == [[1]]
-    told, first = post(shop.proxy.port, "SELECT 1")
-    assert told == "unchanged; it has no condition that could leave out files"
+    reported, first = post(shop.proxy.port, "SELECT 1")
+    assert reported == "unchanged; it has no condition that could leave out files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
     assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
@@ -55,7 +55,7 @@ def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
     connection = connect(shop.proxy.port)
     cursor = connection.cursor()
-    thread = threading.Thread(target=until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
+    thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
     query_id = eventually(lambda: cursor.query_id)
     eventually(lambda: _state(shop, query_id) == "RUNNING")
@@ -110,8 +110,8 @@ def test_transactions_pass_unchanged(shop: Shop) -> None:
 def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
     assert both(shop, sql) == [[4711, "DE", "n4711"]]
-    told, _ = post(shop.proxy.port, sql)
-    assert told.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
+    reported, _ = post(shop.proxy.port, sql)
+    assert reported.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert splits(shop.trino.port, sql) >= FILES
     assert splits(shop.proxy.port, sql) <= 3
     explained = rows_of(shop.proxy.port, f"EXPLAIN ANALYZE {sql}")[0][0]
@@ -222,8 +222,8 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
 def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
-    told, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
-    assert told.startswith("unchanged; ")
+    reported, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+    assert reported.startswith("unchanged; ")
 
 
 def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
@@ -283,8 +283,8 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         with trino_proxy(
             tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
-            told, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
-            assert told.startswith("original; ")
+            reported, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
+            assert reported.startswith("original; ")
             assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
     finally:
         server.shutdown()

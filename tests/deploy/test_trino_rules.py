@@ -108,14 +108,14 @@ def both(ruled: Ruled, sql: str, user: str) -> list[list[Any]] | str:
 def outcome(ruled: Ruled, sql: str, user: str) -> str:
     """Return the outcome in the proxy's header."""
 
-    def settled() -> str:
+    def outcome_if_final() -> str:
         said = post(ruled.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
         return "" if "lately" in said else said.partition("; ms=")[0]
 
-    return str(eventually(settled))
+    return str(eventually(outcome_if_final))
 
 
-def counted(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
+def count_rewritten(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
     a failure.
     """
@@ -137,7 +137,7 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
         return error.code
 
 
-def shown(ruled: Ruled, header: str | None = PLANS) -> list[int]:
+def snapshot_ids(ruled: Ruled, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
     loaded = load(ruled, "orders", header)
     assert isinstance(loaded, dict)
@@ -156,8 +156,8 @@ def plan_name(ruled: Ruled, predicate: str) -> str:
 
 def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Ruled) -> None:
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
-    assert counted(ruled, sql, "anna") == (1, 0)
-    assert counted(ruled, sql, "rita") == (1, 0)
+    assert count_rewritten(ruled, sql, "anna") == (1, 0)
+    assert count_rewritten(ruled, sql, "rita") == (1, 0)
     assert both(ruled, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
     assert len(both(ruled, sql, "anna")) == 6
 
@@ -173,7 +173,7 @@ def test_condition_on_a_masked_column_uses_the_mask(ruled: Ruled) -> None:
         found = both(ruled, sql, "rita")
         assert found
         assert found != [[0]]
-    assert counted(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
+    assert count_rewritten(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
     assert both(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
 
@@ -190,7 +190,7 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(ruled: 
     ):
         refused = both(ruled, sql, user)
         assert "Access Denied" in refused
-        assert not any(str(one) in refused for one in shown(ruled))
+        assert not any(str(one) in refused for one in snapshot_ids(ruled))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(ruled: Ruled) -> None:
@@ -204,10 +204,10 @@ def test_header_shows_no_counts_to_users_with_row_filters_or_masks(ruled: Ruled)
 
 def test_files_are_not_pruned_by_hidden_rows_of_another_table(ruled: Ruled) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
-    assert counted(ruled, sql, "anna") == (1, 0)
+    assert count_rewritten(ruled, sql, "anna") == (1, 0)
     assert both(ruled, sql, "rita") == []
     assert outcome(ruled, sql, "rita") == "planned"
-    eventually(lambda: counted(ruled, sql, "rita") == (0, 1))
+    eventually(lambda: count_rewritten(ruled, sql, "rita") == (0, 1))
 
 
 def test_plan_name_seen_by_another_user_resolves_to_nothing(ruled: Ruled) -> None:
@@ -224,20 +224,20 @@ def test_plan_view_seen_by_another_user_returns_no_rows_to_them(ruled: Ruled) ->
     loaded = urllib.request.urlopen(f"{ruled.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
-    plan = asked(ruled, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
+    plan = post_json(ruled, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
     at = text.index("orders")
     place = {"start": at, "end": at + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
     body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
-    name = asked(ruled, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
+    name = post_json(ruled, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
     sql = f'SELECT id FROM "{name}"'
     assert len(answer(ruled.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
         refused = answer(ruled.trino.port, sql, user)
         assert "another user" in refused
-    asked(ruled, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
+    post_json(ruled, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 
-def asked(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post_json(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
@@ -247,11 +247,11 @@ def asked(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) -> None:
-    eventually(lambda: len(shown(ruled)) == FILES)
+    eventually(lambda: len(snapshot_ids(ruled)) == FILES)
     post(ruled.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
-    assert len(shown(ruled)) == FILES + 1
-    assert len(shown(ruled, None)) == len(shown(ruled, "another")) == FILES
-    eventually(lambda: len(shown(ruled)) == FILES)
+    assert len(snapshot_ids(ruled)) == FILES + 1
+    assert len(snapshot_ids(ruled, None)) == len(snapshot_ids(ruled, "another")) == FILES
+    eventually(lambda: len(snapshot_ids(ruled)) == FILES)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
         rows_of(
             ruled.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    made = [asked(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    made = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -380,7 +380,7 @@ class Statements:
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Ruled, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     before = {one: ruled.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
@@ -389,14 +389,14 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Rul
         found = both(ruled, statements.query(user), user)
         rewritten[user] += ruled.proxy.statements("rewritten") - was
         if isinstance(found, str):
-            told["refused" if "Access Denied" in found else "failed"] += 1
+            counts["refused" if "Access Denied" in found else "failed"] += 1
         else:
-            told["rows" if found else "empty"] += 1
+            counts["rows" if found else "empty"] += 1
     done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
-    print(dict(told), done, dict(rewritten))
-    assert told["failed"] == 0
-    assert told["rows"] > 0.25 * queries
-    assert told["refused"] > 0.1 * queries
+    print(dict(counts), done, dict(rewritten))
+    assert counts["failed"] == 0
+    assert counts["rows"] > 0.25 * queries
+    assert counts["refused"] > 0.1 * queries
     assert done["rewritten"] > 0.2 * queries
     assert set(rewritten) == {"rita", "dan", "sue"}
     assert min(rewritten.values()) > 0
@@ -429,7 +429,7 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: R
     assert "part of the partition" in refused
 
 
-def reported(ruled: Ruled) -> list[list[str]]:
+def reported_columns(ruled: Ruled) -> list[list[str]]:
     """Return the sorted columns of `orders` in the reports of the proxy."""
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
@@ -443,13 +443,13 @@ def reported(ruled: Ruled) -> list[list[str]]:
 
 
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
-    before = len(reported(ruled))
+    before = len(reported_columns(ruled))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
         "SELECT count(*) FROM orders WHERE customer = 3",
         "SELECT id FROM own WHERE id = 29",
     ):
-        assert counted(ruled, sql, "anna") == (1, 0)
+        assert count_rewritten(ruled, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert eventually(lambda: len(reported(ruled)) >= before + 3)
-    assert all(columns in reported(ruled) for columns in expected), reported(ruled)
+    assert eventually(lambda: len(reported_columns(ruled)) >= before + 3)
+    assert all(columns in reported_columns(ruled) for columns in expected), reported_columns(ruled)

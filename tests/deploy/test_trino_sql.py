@@ -77,7 +77,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
 
     If Trino refuses a statement, DuckDB has to refuse it too.
     """
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rng = random.Random(seed)
     drawn = RandomQueries(rng, NAMESPACE)
     mixed = MixedPredicates(rng)
@@ -92,12 +92,12 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             if number % 3 == 0:
                 text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.of_trino()}"
             where = f"seed {seed}, query {number}: {text}"
-            told["queries"] += 1
+            counts["queries"] += 1
             try:
                 expected = theirs.sql(text)
                 rows = rows_of(expected)
             except BadRequest as error:
-                told[f"refused: {str(error)[:60]}"] += 1
+                counts[f"refused: {str(error)[:60]}"] += 1
                 continue
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
@@ -106,26 +106,26 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             except BadRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
-                told["not translated"] += 1
+                counts["not translated"] += 1
                 continue
             assert found_rows == rows, where
             assert [kind_of(one) for one in found.types] == [kind_of(one) for one in expected.types], where
-            told["translated"] += 1
-            told["files left out"] += sum(one.considered_files - one.files for one in found.explanation.tables)
-    told["rewritten"] = proxy.statements("rewritten") - before
-    return told
+            counts["translated"] += 1
+            counts["files left out"] += sum(one.considered_files - one.files for one in found.explanation.tables)
+    counts["rewritten"] = proxy.statements("rewritten") - before
+    return counts
 
 
-def check_worth(told: Counter[str]) -> None:
-    assert told["translated"] > 0.6 * told["queries"], told
-    assert told["rewritten"] > 0.1 * told["queries"], told
-    assert told["files left out"] > 0.1 * told["queries"], told
+def check_worth(counts: Counter[str]) -> None:
+    assert counts["translated"] > 0.6 * counts["queries"], counts
+    assert counts["rewritten"] > 0.1 * counts["queries"], counts
+    assert counts["files left out"] > 0.1 * counts["queries"], counts
 
 
 def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake, proxy: TrinoProxy) -> None:
     count = examples(20, 8)
-    told = check(filled, proxy, first_seed(), count)
-    assert min(told["translated"], told["rewritten"]) > count / 5, told
+    counts = check(filled, proxy, first_seed(), count)
+    assert min(counts["translated"], counts["rewritten"]) > count / 5, counts
 
 
 @pytest.mark.slow

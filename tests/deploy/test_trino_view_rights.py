@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, eventually, post, rows_of, told
+from tests.deploy.shop import Shop, eventually, final_outcome, post, rows_of
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -56,15 +56,15 @@ def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, lis
     return found[0], found[1]
 
 
-def told_of(shop: Shop, sql: str, user: str) -> str:
-    return told(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
+def outcome(shop: Shop, sql: str, user: str) -> str:
+    return final_outcome(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
 
 
 def test_view_runs_with_its_owners_rights(guarded: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
     direct, through = answers(guarded, f"{sql} ORDER BY 1", "rita")
     assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
-    assert told_of(guarded, sql, "rita").endswith("; views=guarded.definer")
+    assert outcome(guarded, sql, "rita").endswith("; views=guarded.definer")
 
 
 def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded: Shop) -> None:
@@ -88,7 +88,7 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
     assert direct == through
     if is_allowed:
         assert through == [[4711, "n4711"], [4713, "n4713"]]
-        assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert outcome(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
         assert "~plan~" in plan_view_of(guarded, sql)
     else:
         assert "Access Denied" in through
@@ -117,7 +117,7 @@ def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
     """
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
-        assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert outcome(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
         name = plan_view_of(guarded, sql)
 
         def is_gone(name: str = name) -> bool:

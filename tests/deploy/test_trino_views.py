@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, both, post, reads_plans, rows_of, told
+from tests.deploy.shop import Shop, both, final_outcome, post, reads_plans, rows_of
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -64,8 +64,8 @@ def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
         rows_of(shop.trino.port, f"DROP VIEW {name}", schema="views")
 
 
-def told_of(shop: Shop, sql: str) -> str:
-    return told(shop, sql, **SESSION)
+def outcome(shop: Shop, sql: str) -> str:
+    return final_outcome(shop, sql, **SESSION)
 
 
 def answer(port: int, sql: str) -> Any:
@@ -113,7 +113,7 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
 )
 def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert same(views, sql) is not None
-    done = told_of(views, sql)
+    done = outcome(views, sql)
     assert done.endswith(f"views.{views_named}"), done
     assert "; views=" in done
     assert done.startswith("rewritten; ")
@@ -143,19 +143,19 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
 )
 def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) -> None:
     same(views, sql)
-    assert told_of(views, sql).startswith("unchanged; ")
+    assert outcome(views, sql).startswith("unchanged; ")
 
 
 @pytest.mark.parametrize("queries", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
-    rng, before = random.Random(5), over_plans(views)
+    rng, before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
         sql = statement(rng)
         same(views, sql)
-    assert over_plans(views) - before > 0.4 * queries
+    assert count_plan_views(views) - before > 0.4 * queries
 
 
-def over_plans(shop: Shop) -> int:
+def count_plan_views(shop: Shop) -> int:
     """Return the number of statements for which the proxy has made plan views."""
     return shop.proxy.process.log.read_text().count("; views=views.")
 
@@ -229,7 +229,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
         for one in (4711, number):
             sql = f"SELECT * FROM {turning} WHERE id = {one}"
             assert len(same(views, sql)) == (one == 4711)
-    assert told_of(views, sql).endswith(f"views=views.{turning}")
+    assert outcome(views, sql).endswith(f"views=views.{turning}")
     rows_of(views.trino.port, f"DROP VIEW views.{turning}")
     rows_of(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
     assert same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
@@ -249,7 +249,7 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
         rows_of(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
         rows_of(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
         assert [row[0] - 4711 for row in same(views, sql)] == [one for one in range(3) if one != number]
-        assert told_of(views, sql).endswith("; views=views.above")
+        assert outcome(views, sql).endswith("; views=views.above")
     rows_of(direct, f"DROP VIEW {below}")
     assert answer(direct, sql) == answer(port, sql)
     rows_of(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")

@@ -1,4 +1,7 @@
-"""One server for each kind of storage in a module, because Spark and servers are slow to start."""
+"""Fixtures for tests of engines.
+
+A module has one server for each kind of storage, because Spark and servers start slowly.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +64,15 @@ ONLY_LOCAL = {
     "test_pyiceberg_lists_renames_and_drops_in_nested_namespaces",
 }
 SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}
-"""The MERGE case over signed S3, where the table is also created and filled.
+"""The MERGE case over signed S3, where the test also creates and fills the table.
 
-Over local files, tests with the same access are twins. Modes that differ only in the version are twins,
-too.
+If two cases have the same access to storage or differ only in the format version, one of them is a slow twin.
 """
 LOCAL_MERGES = ({"version": 2, "mode": "copy-on-write"}, {"version": 2, "mode": "merge-on-read"})
 
 
 OF_CLIENTS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-"""Filters of the warnings about sockets that clients leave open, and about their own libraries."""
+"""Filters of the warnings about sockets that clients leave open, and of the warnings of their libraries."""
 
 
 @pytest.hookimpl(tryfirst=True)

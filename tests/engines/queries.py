@@ -1,4 +1,4 @@
-"""Random queries on a small star schema for an oracle: each has one answer, in any order of rows."""
+"""Random queries on a small star schema. Each query has exactly one result, apart from the order of rows."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", 
 class Queries:
     """Draws random queries.
 
-    `past` has clauses that name earlier snapshots of the facts, such as `VERSION AS OF 1`. Without it, no query
-    reads them.
+    `past` has clauses that name earlier snapshots of the facts, such as `VERSION AS OF 1`. If it is empty, no
+    query reads earlier snapshots.
     """
 
     def __init__(self, rng: random.Random, db: str, past: Sequence[str] = ()) -> None:
@@ -53,7 +53,14 @@ class Queries:
 
     def query(self) -> str:
         rng = self._rng
-        shapes = [self._lateral, self._sets, self._windowed, self._shadowed, self._converted, self._compared]
+        shapes = [
+            self._lateral,
+            self._sets,
+            self._window_query,
+            self._shadowing_query,
+            self._mixed_type_query,
+            self._comparison_query,
+        ]
         kind = rng.randrange(9 + len(shapes) + bool(self._past))
         if kind >= 9:
             return [*shapes, self._earlier][kind - 9]()
@@ -79,14 +86,18 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
                 f"WHERE {self._condition(columns, 'a')}"
             )
-        return self._grouped() if kind == 7 else self._counted()
+        return self._group_query() if kind == 7 else self._filtered_aggregate_query()
 
     def _alias(self) -> str:
         self._aliases += 1
         return f"t{self._aliases}"
 
     def _lateral(self) -> str:
-        """Return aggregates, groups or first rows that equal a column of the outer row; some are joined below."""
+        """Return a query with a lateral subquery: aggregates, groups or first rows that equal a column of the
+        outer row.
+
+        Some of the subqueries have a join.
+        """
         rng = self._rng
         inner, columns = self._select(1)
         pairs = [
@@ -122,8 +133,8 @@ class Queries:
             return f"SELECT o.*, {shown} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
 
-    def _compared(self) -> str:
-        """Return a comparison with extremes of rows that meet a condition, or with columns of another table."""
+    def _comparison_query(self) -> str:
+        """Return a query that compares a column with an extreme of some rows, or with a column of another table."""
         rng = self._rng
         column, table, other = rng.choice(
             [
@@ -172,8 +183,11 @@ class Queries:
         text = f"SELECT g.{a}, g.{b}, count(*) AS n FROM ({inner}) g GROUP BY {sets}{having}"
         return f"SELECT * FROM ({text}) h WHERE {self._condition(keys, 'h')}" if rng.random() < 0.6 else text
 
-    def _windowed(self) -> str:
-        """Return the latest row of each key or other window functions, filtered by the key; some are below a join."""
+    def _window_query(self) -> str:
+        """Return a query with window functions and a filter on the key, such as the latest row of each key.
+
+        Some of the queries are below a join.
+        """
         rng = self._rng
         inner, columns = self._select(1)
         keys = rng.sample(list(columns), rng.choice([1, 1, 2]))
@@ -191,8 +205,8 @@ class Queries:
             text += f" {kind} {self._db}.{other} d ON w.{column} = d.{theirs} AND {self._of(other, 'd')}"
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
-    def _shadowed(self) -> str:
-        """Return names in WITH that hide tables and each other."""
+    def _shadowing_query(self) -> str:
+        """Return a query whose names in WITH hide tables and each other."""
         rng = self._rng
         where = [self._of("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
@@ -204,7 +218,7 @@ class Queries:
             f"AND {self._of('sales', 'b')} WHERE {where[3]}"
         )
 
-    def _converted(self) -> str:
+    def _mixed_type_query(self) -> str:
         """Return a set operation on columns of two types."""
         rng = self._rng
         one, other, kind = rng.choice(_WIDER)
@@ -217,7 +231,7 @@ class Queries:
         return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._condition(columns, 'u')}"
 
     def _earlier(self) -> str:
-        """Return a query on earlier facts, in WITH or in FROM, alone or with the current facts."""
+        """Return a query on earlier snapshots of the facts, in WITH or in FROM, alone or with the current facts."""
         rng = self._rng
         past = f"{self._db}.sales{rng.choice(self._past)}"
         named = rng.random() < 0.5
@@ -230,7 +244,7 @@ class Queries:
             text += f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{ours} = c.{column} AND {self._of(other, 'c')}"
         return f"{text} WHERE {self._of('sales', 'p')}"
 
-    def _grouped(self) -> str:
+    def _group_query(self) -> str:
         rng = self._rng
         inner, columns = self._select(1)
         key = rng.choice(list(columns))
@@ -238,8 +252,8 @@ class Queries:
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
 
-    def _counted(self) -> str:
-        """Return aggregates of some of the rows."""
+    def _filtered_aggregate_query(self) -> str:
+        """Return a query with aggregates that have filters."""
         rng = self._rng
         table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
         number = rng.choice([name for name, kind in TABLES[table].items() if kind in ("int", "bigint")])

@@ -1,7 +1,7 @@
-"""The number of buckets doubles while unmodified Spark uses the table.
+"""Tests that double the number of buckets while unmodified Spark uses the table.
 
-A session that has loaded the table before can still write to it. Its reader returns the rows of a plain dict from files
-of all specs.
+A session that has loaded the table before can still write to it. Spark's reader returns the rows of a plain dict from
+files of all specs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
-from tests.engines.test_unlocated import given
+from tests.engines.test_unlocated import make_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -33,7 +33,7 @@ class Lake:
     spark: SparkSession
     db: str
     old: str
-    """The name of a catalog that caches loaded tables, as sessions do by Iceberg's defaults."""
+    """The name of a catalog that caches loaded tables, as Iceberg does by default."""
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
         return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
@@ -70,8 +70,7 @@ def create(lake: Lake, name: str, version: int) -> None:
     )
 
 
-# The fast tier tests the same growth without Spark, and a Spark that has loaded the table before
-# it.
+# The fast tier tests the same growth without Spark, and a Spark session that has loaded the table before the growth.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, version: int) -> None:
@@ -80,7 +79,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
     for step, count in enumerate((8, 16, 32, 64)):
         assert resize(lake.client, f"db.{name}", buckets=count).spec_id == step
         some = rng.sample(range(80), 20)
-        upsert(lake.client, f"db.{name}", given(some, 10 * step), keys=["id"], mode=rng.choice(MODES))
+        upsert(lake.client, f"db.{name}", make_rows(some, 10 * step), keys=["id"], mode=rng.choice(MODES))
         model |= dict.fromkeys(some, 10 * step)
         assert lake.specs(name) == {step}
         merged = rng.sample(range(100), 20)
@@ -98,7 +97,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         for one in rng.sample(range(100), 3):
             wanted = [(model[one],)] if one in model else []
             assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {one}") == wanted
-    # One struct holds the partitions of all specs, so field names must differ.
+    # A metadata table has one struct for the partitions of all specs, so field names must differ.
     (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
     counted = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
@@ -116,6 +115,6 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
         assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
         model |= dict.fromkeys(ids, step)
         assert lake.held("open") == model
-    upsert(lake.client, "db.open", given(list(range(15)), 99), keys=["id"])
+    upsert(lake.client, "db.open", make_rows(list(range(15)), 99), keys=["id"])
     assert lake.held("open") == model | dict.fromkeys(range(15), 99)
     assert lake.specs("open") == {3}

@@ -1,4 +1,4 @@
-"""Tables that Spark's tasks cluster, checked with Iceberg's own reader in the same Spark.
+"""Tests of tables that Spark's tasks cluster. Iceberg's reader in the same Spark checks the rows.
 
 The rows stay the same after any earlier changes, and the files follow the clustering columns.
 """
@@ -36,7 +36,7 @@ class Rig(SparkTables):
         return cluster(self.spark, f"db.{table}", by, client=self.client, **given)
 
     def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
-        """Create unordered rows in four files. A customer's city does not depend on the customer's id."""
+        """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {more} TBLPROPERTIES ('format-version'='{version}')"
         )
@@ -59,7 +59,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-# Unchanged rows
+# Tests that clustering does not change rows
 
 
 @pytest.mark.slow
@@ -155,13 +155,13 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
     assert len(rig.sql("SELECT * FROM {db}.branched.files")) == 4
 
 
-# The effect of clustering
+# Tests of the effect of clustering
 
 
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """Iceberg's reader says in which file each row is.
-
-    The compared table has as many files and is sorted by a column that the queries do not use.
+    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column that
+    the queries
+    do not use.
     """
     rig.sales("sorted")
     rig.sales("clustered")
@@ -193,9 +193,9 @@ def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
     assert report.index_files > 0
-    told = rig.client.explain("db.indexed", "customer = 17")
+    reported = rig.client.explain("db.indexed", "customer = 17")
     holding = rig.sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
-    assert told.files == len(holding) < report.files
+    assert reported.files == len(holding) < report.files
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
     assert sum(names > 1 for _, names in found) <= 5
 
 
-# Concurrent writers and failures
+# Tests of concurrent writers and failures
 
 
 @pytest.mark.slow
@@ -270,14 +270,14 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
-    for wrong, told in (
+    for wrong, expected in (
         ({"by": ["no"]}, "no column"),
         ({"by": ["customer.city"]}, "no column"),
         ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
         ({"by": ["day"], "files": 0}, "at least 1"),
         ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
-        with pytest.raises((BadRequest, ValueError), match=told):
+        with pytest.raises((BadRequest, ValueError), match=expected):
             rig.cluster("empty", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])

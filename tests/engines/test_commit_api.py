@@ -1,4 +1,7 @@
-"""Snapshots that the server commits, which unmodified Spark reads and continues: deletes, row ids, manifests."""
+"""Tests of snapshots that the server commits, and that unmodified Spark reads and continues.
+
+They cover deletes, row ids and manifests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.services.spark import new_catalog
 T = TypeVar("T")
 
 
-def _in_order(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _sort_rows(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
@@ -43,17 +46,17 @@ class Table:
         return rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
-        """Check that Spark and a reader of the specification see the same rows, and return these rows."""
+        """Check that Spark and a reader of the specification return the same rows, and return these rows."""
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)
-        seen = _in_order(self.sql("SELECT id, part, value FROM {t}"))
+        seen = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
         assert seen == read_rows(snapshot)
         return seen
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_spark_reads_and_continues_what_the_server_committed(served: Served, spark: SparkSession, version: int) -> None:
+def test_spark_reads_and_changes_snapshots_of_the_server(served: Served, spark: SparkSession, version: int) -> None:
     table = Table(served, spark, version)
     lake = table.lake
     files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]

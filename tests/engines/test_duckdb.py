@@ -1,4 +1,4 @@
-"""Unmodified DuckDB 1.5.5; PyIceberg reads what it writes, and the reverse."""
+"""Tests of unmodified DuckDB 1.5.5: PyIceberg reads the rows that DuckDB writes, and the reverse."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     assert seamark.duckdb.rewrite_query(con, then).statement is None
     assert seamark.duckdb.rewrite_query(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, then) == [(1,)]
-    told = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert told.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
+    reported = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    assert reported.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
-def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     with RestCatalog("sea", uri=server.base_url) as catalog:
         rows = pa.table({"id": pa.array([7, 8], pa.int64()), "seen": pa.array([1, None], pa.timestamp("us", "UTC"))})
         table = catalog.create_table("shop.shared", schema=rows.schema)
@@ -213,7 +213,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
 
 
 def create_partitioned(server: Seamark, name: str, kind: str, transform: str, values: list[Any]) -> None:
-    """Create a partitioned table; each of its files has one value."""
+    """Create a partitioned table with one file for each value."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("parts")
     fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
@@ -265,9 +265,9 @@ def test_partition_values_do_not_make_duckdb_lose_rows(
 
 
 def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB orders NaN above all numbers and compares with bounds, which do not include NaN.
+    """DuckDB treats NaN as the greatest number and compares filters with bounds, which do not include NaN.
 
-    It writes no counts of NaN.
+    DuckDB does not write counts of NaN.
     """
     con.execute("CREATE TABLE sea.shop.nans (id BIGINT, x DOUBLE)")
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
@@ -278,9 +278,9 @@ def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> N
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    """DuckDB ends with a segmentation fault if a column of the deletes was added again.
+    """If a column of the deletes was dropped and added again, DuckDB ends with a segmentation fault.
 
-    `seamark sql` changes such tables.
+    `seamark sql` can change such tables.
     """
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "k": pa.array([1, 2, 3], pa.int32())})
     with RestCatalog("sea", uri=server.base_url) as catalog, closing(IndexClient(server.base_url)) as client:

@@ -1,7 +1,7 @@
-"""Tables with a random history of upserts and deletes, read by Iceberg's and by Seamark's reader in Spark.
+"""Tests of tables with a random history of upserts and deletes. Iceberg's and Seamark's reader in Spark read them.
 
-The histories are those of `tests/connector/write/test_upserts_history.py`. That test compares every
-snapshot, as plain Python reads it, with a dict; here Spark reads some of the same snapshots.
+The histories are those of `tests/connector/write/test_upserts_history.py`. That test reads every snapshot with plain
+Python and compares it with a dict. Here, Spark reads some of the same snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.spark.session import connect
-from tests.connector.write.test_upserts import COLUMNS, held
+from tests.connector.write.test_upserts import COLUMNS, read_rows
 from tests.connector.write.test_upserts_history import SHAPES, play
 from tests.services.seamark import Seamark
 
@@ -38,7 +38,7 @@ def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: in
     found = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
     snapshots = [row[0] for row in found]
     for snapshot in {*snapshots[::every], snapshots[-1]}:
-        wanted = held(client, f"db.{name}", At(snapshot_id=snapshot))
+        wanted = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
         said = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
         assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == wanted, said
         ours = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")

@@ -1,7 +1,7 @@
-"""Indexes that a Spark job builds on Spark's files; unmodified Spark and PyIceberg then read fewer files.
+"""Tests of indexes that a Spark job builds on Spark's files. Unmodified Spark and PyIceberg then read fewer files.
 
-The proof is that of `test_planning.py`: data files that the plan leaves out are moved away while an engine
-runs its query. In `db.wide`, bounds leave no file out, because every file spans the range of every column.
+The proof is the same as in `test_planning.py`: the test moves data files that the plan leaves out away while an engine
+runs its query. In `db.wide`, bounds prune no file, because every file spans the range of every column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILES, STEP = 6, 6
 OF_BRANCH = 2
 """The number of files that only a branch has."""
 BY_SPARK = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
-HERE = {
+IN_PROCESS = {
     "decimals": "bloom(n, fpp=0.0001)",
     "instants": "bloom(at, fpp=0.0001)",
     "doubles": "bloom(f, fpp=0.0001)",
@@ -46,8 +46,8 @@ HERE = {
     "flags": "bitmap(flag)",
     "lowered": "bitmap(lower(land))",
 }
-"""Indexes that the test's own process builds, which takes less time."""
-INDEXES = BY_SPARK | HERE
+"""Indexes that the test builds in its own process, which takes less time."""
+INDEXES = BY_SPARK | IN_PROCESS
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Lake:
 
 
 class Meanwhile(SparkWorkers):
-    """Spark's workers, which run a function before the n-th wave."""
+    """Spark's workers, which run a function before the n-th wave of tasks."""
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
         super().__init__(spark)
@@ -102,7 +102,7 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
             jobs = SparkWorkers(spark)
             built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             here = InProcessWorkers()
-            built += tuple(build(client, "db.wide", name, here, limits=GroupLimits(files=4)) for name in HERE)
+            built += tuple(build(client, "db.wide", name, here, limits=GroupLimits(files=4)) for name in IN_PROCESS)
             yield Lake(engines, client, before_rename, built)
         client.close()
 
@@ -210,7 +210,7 @@ CASES = (
 
 
 FAST = ("ids", "decimals", "land", "nested", "key")
-"""Indexes of each kind, of one column, of a field of a struct, and of two columns."""
+"""The indexes of the fast tier: each kind, one column, a field of a struct, and two columns."""
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> No
 
 
 def _small(lake: Lake, name: str) -> None:
-    """Create 6 files, each spanning all ids, and a Bloom filter `i` that covers none of them."""
+    """Create a table of 6 files, each spanning all ids, and a Bloom filter `i` that covers none of the files."""
     lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
         _add(lake, name, part)

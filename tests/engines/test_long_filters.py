@@ -1,7 +1,6 @@
-"""Filters of thousands of values on a server that shortens every long residual.
+"""Tests of filters with thousands of values, on a server that shortens every long residual.
 
-Spark, PyIceberg and Iceberg's own reader in Java filter the rows again, and read and count exactly the
-matching rows.
+Spark, PyIceberg and Iceberg's Java reader filter the rows again. They return and count exactly the matching rows.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
     """Return the ids that Java's `IcebergGenerics` reads for an IN of these values.
 
-    It filters rows by residuals alone.
+    `IcebergGenerics` filters rows only by residuals.
     """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
@@ -49,7 +48,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     catalog.initialize("generics", properties)
     try:
         opened = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
-        # Values and rows are passed as one text each, because thousands of calls into Java take seconds.
+        # The test passes values and rows to Java as one text each, because thousands of calls take seconds.
         text = json.dumps({"type": "in", "term": name, "values": values})
         where = iceberg.expressions.ExpressionParser.fromJson(text, opened.schema())
         records = iceberg.data.IcebergGenerics.read(opened).where(where).build()
@@ -66,7 +65,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
 def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
     """Every fourth id matches, and the others are in the same files and ranges.
 
-    So a reader that uses a weaker residual as the filter returns too many rows.
+    So a reader that filters rows by a weaker residual returns too many rows.
     """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,
@@ -82,9 +81,9 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             wanted = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": wanted}
-            told = residuals(server, table, where, {**JAVA, **SHORT})
-            assert told
-            assert all(one["type"] == "and" for one in told)
+            reported = residuals(server, table, where, {**JAVA, **SHORT})
+            assert reported
+            assert all(one["type"] == "and" for one in reported)
             assert read_by_generics(spark, server.base_url, table, "id", wanted) == wanted
             assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(residuals(server, table, where, {})) == {None}

@@ -1,6 +1,6 @@
-"""Unmodified Spark and PyIceberg read plan tables: the rows of the filtered table, from the files of the plan.
+"""Tests of plan tables with unmodified Spark and PyIceberg: the rows of the filtered table, from the files of the plan.
 
-The proof: every data file that the plan left out is moved away while the engine reads the plan table.
+To prove it, the test moves every other data file away while the engine reads the plan table.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) ->
 
 
 def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
-    """This includes remote signing, where the server signs each request for the table under its own name."""
+    """This includes remote signing: the server signs each request for the table under the table's own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")
     spark.sql(f"CREATE TABLE {db}.t (id bigint, s string) USING iceberg TBLPROPERTIES ('format-version'='3')")

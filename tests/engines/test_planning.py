@@ -1,7 +1,7 @@
-"""The server plans the scans of unmodified Spark and PyIceberg, which open only the returned files.
+"""Tests that the server plans the scans of unmodified Spark and PyIceberg, which open only the returned files.
 
-The proof: every data file that the plan leaves out is moved away while the engine runs its query, and the
-rows are still right. The expected rows are those of the same engine when it plans itself.
+To prove it, the test moves every other data file away while the engine runs its query. The expected rows are those of
+the same engine when it plans itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.services.spark import new_catalog
 
 @dataclass(frozen=True)
 class Engines:
-    """A server, and a second one on the same tables that leaves planning to its clients.
+    """A server, and a second server on the same tables that leaves planning to its clients.
 
     Spark and PyIceberg use both servers.
     """
@@ -50,7 +50,7 @@ class Engines:
         return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
 
     def plan(self, table: str, where: Any = True, **more: Any) -> list[str]:
-        """Return the data files of the server's plan from all its pages."""
+        """Return the data files in all pages of the server's plan."""
         path = f"/v1/namespaces/db/tables/{table}"
         answer = self._post(f"{path}/plan", {"filter": where, **more})
         assert answer["status"] == "completed"
@@ -64,7 +64,9 @@ class Engines:
 
     @contextmanager
     def requests(self) -> Iterator[list[str]]:
-        """Yield a list that, after the block, has the operations that the server answered in the block, in order."""
+        """Yield a list to which the end of the block adds the operations that the server answered in the block,
+        in order.
+        """
         size = self.server.log.stat().st_size
         found: list[str] = []
         yield found
@@ -76,7 +78,7 @@ class Engines:
 
     @contextmanager
     def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
-        """Move away all data files of the table except `kept` within the block, and yield their number."""
+        """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept) <= every
         gone = [Path(path.removeprefix("file:")) for path in every - set(kept)]
@@ -114,7 +116,10 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def _fill(engines: Engines) -> None:
-    """Create the tables. `ranges` has six files with ten ids each; the fifth has no text, the last no struct."""
+    """Create the tables.
+
+    `ranges` has six files with ten ids each. The fifth file has no text, and the last no struct.
+    """
     engines.sql(
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
         "USING iceberg"
@@ -430,8 +435,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Eng
     ((snapshot,),) = engines.sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
     engines.sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
     engines.sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
-    # A query on the newest snapshot uses the current names, and the snapshot's own names if it names
-    # the snapshot.
+    # A query that names a snapshot uses the names of that snapshot. Other queries use the current names.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
@@ -475,7 +479,7 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
 
 
 REUSES = [
-    # (case, former columns, changes that reuse the name, conditions on the name, a new value of it)
+    # (case, former columns, changes that reuse the name, conditions on the name, a new value of the column)
     ("text", "f int", ("DROP COLUMN f", "ADD COLUMN f string"), ("f = 'x'", "f LIKE 'x%'", "f > 'a'"), "'x'"),
     ("number", "f string", ("DROP COLUMN f", "ADD COLUMN f int"), ("f = 7", "f IN (1, 2)", "f < 3"), "7"),
     ("cased", "f string", ("DROP COLUMN f", "ADD COLUMN F int"), ("f = 7", "F IN (1, 2)"), "7"),

@@ -1,4 +1,4 @@
-"""Unmodified PyIceberg 0.12; Spark reads what it writes, and the reverse."""
+"""Tests of unmodified PyIceberg 0.12: Spark reads the rows that PyIceberg writes, and the reverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.services.spark import new_catalog
 def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
     """Give each table and thread its own filesystem.
 
-    docs/how-to/connect-pyiceberg.md recommends it to users of remote signing.
+    docs/how-to/connect-pyiceberg.md recommends this to users of remote signing.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
@@ -64,7 +64,7 @@ def test_pyiceberg_creates_appends_scans_deletes_and_overwrites(catalog: RestCat
     assert len(table.history()) >= 4
 
 
-def _put(table: Table, name: str) -> str:
+def _write_and_read(table: Table, name: str) -> str:
     place = f"{table.location()}/data/{name}"
     with table.io.new_output(place).create() as file:
         file.write(name.encode())
@@ -73,22 +73,24 @@ def _put(table: Table, name: str) -> str:
 
 
 def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
-    """With fsspec's cache, PyIceberg signs the first table's requests as the second's: a 403 each time."""
+    """With fsspec's cache, PyIceberg would sign requests for the first table as requests for the second, and get
+    a 403.
+    """
     tables = [catalog.create_table(f"py.turn_{number}", schema=_people("a").schema) for number in range(2)]
     for name in ("a", "b", "c"):
-        assert [_put(table, name) for table in tables] == [name, name]
+        assert [_write_and_read(table, name) for table in tables] == [name, name]
 
 
 def test_new_thread_does_not_remove_the_signer_of_other_threads(
     catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fsspec's cache, a new thread removes the signer of all threads, whose requests then get a 403."""
+    """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
     table = catalog.create_table("py.threads", schema=_people("a").schema)
-    assert _put(table, "before") == "before"
+    assert _write_and_read(table, "before") == "before"
     begun, go_on = Event(), Event()
     register_last = EventAliaser.register_last
 
-    def paused(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
+    def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
             begun.set()
             go_on.wait(60)
@@ -96,16 +98,16 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
 
     def begin() -> str:
         try:
-            return _put(table, "theirs")
+            return _write_and_read(table, "theirs")
         finally:
-            begun.set()  # Nothing is signed if files are local or if the client has keys.
+            begun.set()  # PyIceberg signs nothing if files are local or if the client has keys.
 
-    monkeypatch.setattr(EventAliaser, "register_last", paused)
+    monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
         theirs = pool.submit(begin)
         try:
             assert begun.wait(60)
-            assert _put(table, "mine") == "mine"
+            assert _write_and_read(table, "mine") == "mine"
         finally:
             go_on.set()
         assert theirs.result() == "theirs"
@@ -194,7 +196,7 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
 
 
-def test_each_reads_what_the_other_wrote(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
+def test_spark_and_pyiceberg_read_each_others_rows(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)
     table = catalog.create_table("py.shared", schema=_people("a").schema)

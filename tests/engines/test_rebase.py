@@ -1,7 +1,7 @@
-"""Unmodified PyIceberg and Spark append to one table concurrently, without retries.
+"""Tests of unmodified PyIceberg and Spark that append to one table concurrently, without retries.
 
-With the table's `seamark.commit.rebase`, no append fails, each row is there once, and the engines delete
-only files that no snapshot needs.
+With the table's `seamark.commit.rebase`, no append fails and each row is in the table once. The engines delete only
+files that no snapshot needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _catalog(server: Seamark) -> RestCatalog:
 
 
 class PyIcebergWriter:
-    """A table handle that is as old as its own last commit."""
+    """A writer whose table handle is from its own last commit."""
 
     def __init__(self, server: Seamark, name: str, writer: int) -> None:
         self._table = _catalog(server).load_table(f"db.{name}")
@@ -67,7 +67,7 @@ class SparkWriter:
 
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
-    """Let each writer append `times` times concurrently, and return the rows that must exist then."""
+    """Let all writers append `times` times concurrently, and return the expected rows."""
     start = Barrier(len(writers))
 
     def work(write: Callable[[int], None]) -> None:
@@ -90,7 +90,7 @@ def _metadata(server: Seamark, name: str) -> Row:
 
 
 def _check_files(metadata: Row, appends: int) -> int:
-    """Check that every snapshot has all its files, and one append more than its parent.
+    """Check that all files of every snapshot exist, and that it has one append more than its parent.
 
     Return the number of rebased snapshots.
     """
@@ -114,15 +114,15 @@ def _check_files(metadata: Row, appends: int) -> int:
 def _is_rebased(snapshot: Row) -> bool:
     """Return True if the name of the manifest list, snap-ID-NUMBER-COMMIT, shows a rebase.
 
-    Engines number their attempts, and here have only one, and begin the names of their manifests with the
-    commit id. Seamark numbers the files that it writes for a snapshot, which may be the manifest list alone.
+    Engines number their attempts, and here make only one. The names of their manifests begin with the commit id.
+    Seamark numbers the files that it writes for a snapshot, and may write only the manifest list.
     """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
     added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
     return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)
 
 
-def _unnamed(metadata: Row) -> set[str]:
+def _unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     named = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
@@ -190,12 +190,14 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
 ) -> None:
     name, catalog = f"rows_{merge}".lower(), new_catalog(spark, server.base_url)
     properties = REBASE | {"format-version": "3"} | (MERGE if merge else {"commit.manifest-merge.enabled": "false"})
-    told = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
-    spark.sql(f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg TBLPROPERTIES ({told})")
+    reported = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+    spark.sql(
+        f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg TBLPROPERTIES ({reported})"
+    )
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
-    assert _unnamed(metadata) == set(), "Java has deleted the manifests of its failed attempts"
+    assert _unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
     found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in found) == expected

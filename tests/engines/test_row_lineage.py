@@ -1,4 +1,4 @@
-"""Row lineage that Seamark and Spark write in turn; unmodified Spark reads the lineage of a plain dict."""
+"""Tests of row lineage that Seamark and Spark write in turn. Unmodified Spark reads the lineage of a plain dict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.engines.tables import SparkTables
 
 
 class Lake(SparkTables):
-    def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:
+    def read_lineage(self, name: str) -> dict[int, tuple[str, int, int, int]]:
         """Return (land, v, row id, sequence number) of each row, by id.
 
-        Check that Spark and Seamark read the same.
+        Check that Spark and Seamark read the same rows.
         """
         found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
@@ -44,7 +44,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, partitioned: str) -> None:
     """`mode` is the write mode of Spark.
 
-    Updates of Spark keep row ids, and so do Seamark's by copy-on-write. Neither changes other rows.
+    Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes other rows.
     """
     rng = random.Random(len(partitioned))
     name = f"t{len(partitioned)}"
@@ -53,7 +53,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
         f"('format-version' = '3', 'write.update.mode' = '{mode}', 'write.merge.mode' = '{mode}')"
     )
     lake.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")
-    was = lake.told(name)
+    was = lake.read_lineage(name)
     kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
     for step, kind in enumerate(kinds, 1):
         note = f"{mode}, step {step}, {kind}"
@@ -77,7 +77,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 given = dict.fromkeys(some, ("it", step))
-        now = lake.told(name)
+        now = lake.read_lineage(name)
         (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
         assert now.keys() == was.keys() | given.keys(), note
         for one, row in now.items():

@@ -1,4 +1,6 @@
-"""Stock Spark reads rows of a stream table that no commit has added, and each row once across flushes."""
+"""Tests that stock Spark reads rows of a stream table before a commit has added them, and each row once across
+flushes.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,21 @@ class Stream:
         return rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def sql_fresh(self, statement: str) -> list[tuple[Any, ...]]:
-        """By a catalog with the header for engines that plan by themselves."""
+        """Run a statement in a catalog with the header for engines that plan themselves."""
         return rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
-    def planned(self, statement: str) -> list[tuple[Any, ...]]:
-        """By `seamark.spark.sql`, which reads plan tables."""
+    def sql_by_plans(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement with `seamark.spark.sql`, which reads plan tables."""
         return rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
 
     def load(self, table: str, **options: str) -> list[tuple[Any, ...]]:
-        """By `format("seamark")`."""
+        """Read a table with `format("seamark")`."""
         register(self._spark)
         options |= {"uri": self.server.base_url, "table": f"db.{table}"}
         return rows(self._spark.read.format("seamark").options(**options).load())
 
     def read(self, table: str) -> list[tuple[Any, ...]]:
-        """By `seamark.spark.read`."""
+        """Read a table with `seamark.spark.read`."""
         return rows(read(self._spark, f"{self._catalog}.db.{table}"))
 
     def flush(self, table: str) -> None:
@@ -111,9 +113,9 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
     joined = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
-        assert stream.planned("SELECT count(*) FROM {db}.t") == [(3,)]
-        assert stream.planned("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
-        assert stream.planned(joined) == [(1,), (3,)]
+        assert stream.sql_by_plans("SELECT count(*) FROM {db}.t") == [(3,)]
+        assert stream.sql_by_plans("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
+        assert stream.sql_by_plans(joined) == [(1,), (3,)]
         assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
         assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
         assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Seamark's equality deletes in unmodified Spark: Spark's reader applies them, and Spark writes between them."""
+"""Tests of Seamark's equality deletes in unmodified Spark: its reader applies them, and Spark writes between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 
-def given(ids: list[int], value: int) -> pa.Table:
+def make_rows(ids: list[int], value: int) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
 
 
@@ -52,7 +52,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
         )
         for step in range(steps):
             some = rng.sample(range(60), 20)
-            upsert(client, "db.t", given(some, 10 * step), keys=["id"], strategy=EQUALITY)
+            upsert(client, "db.t", make_rows(some, 10 * step), keys=["id"], strategy=EQUALITY)
             model |= dict.fromkeys(some, 10 * step)
             more = rng.sample(range(60), 5)
             merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
@@ -64,7 +64,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             gone = rng.sample(range(60), 5)
             delete(client, "db.t", keys=pa.table({"id": gone}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
-            upsert(client, "db.t", given(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
+            upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {one: value for one, value in model.items() if one not in gone}
             model |= dict.fromkeys(located, 10 * step + 2)
             # Many tasks run, and none of them looks up stored rows.

@@ -1,7 +1,7 @@
-"""Statements of unmodified Spark on tables whose scans the server plans lose no row, and return no wrong row.
+"""Tests of statements of unmodified Spark on tables whose scans the server plans: they lose no row.
 
 Iceberg's library deletes and rewrites files according to the server's plans (`api/plans/scan_requests.py`).
-The expected rows are kept outside of the tables, and Spark evaluates the conditions on them.
+The test keeps the expected rows outside of the tables, and Spark evaluates the conditions on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL_GROUPS = {
 }
 """Properties for row groups of ten rows.
 
-A reader that skips a row group loses its rows when the file is rewritten.
+If a reader skips a row group, the rewritten file lacks its rows.
 """
 INDEXES = ("bloom(i)", "bitmap(i)", "record(id)", "bitmap(d)", "bloom(s)", "bitmap(st.a)", "bitmap(st.x)", "bloom(d)")
 MODES = ("copy-on-write", "merge-on-read")
@@ -53,9 +53,9 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def create(self, spec: str = "", **properties: str) -> None:
-        told = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
+        reported = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
         parts = f"PARTITIONED BY ({spec})" if spec else ""
-        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({told})")
+        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({reported})")
 
     def run(self, statement: str) -> list[Row]:
         return [
@@ -77,12 +77,14 @@ class Table:
             build(self.client, f"db.{self.name}", f"x{number}", InProcessWorkers())
 
     def matching(self, condition: str) -> set[int]:
-        """Return the ids of the expected rows that match the condition, as Spark evaluates it."""
+        """Return the ids of the expected rows for which Spark evaluates the condition to true."""
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
 
     def check(self, said: str) -> None:
-        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(map(repr, map(_stored, self.rows))), said
+        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(
+            map(repr, map(_as_spark_returns, self.rows))
+        ), said
 
     def check_found(self, condition: str, said: str) -> None:
         wanted = sorted(self.matching(condition))
@@ -114,7 +116,7 @@ class Table:
         self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed]
 
     def overwrite(self, condition: str) -> None:
-        """Replace all rows by those that match."""
+        """Replace all rows with those that match the condition."""
         left = self.matching(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] in left]
@@ -126,8 +128,8 @@ class Table:
         )
 
 
-def _stored(row: Row) -> Row:
-    """Return the row as Spark returns it: 32-bit floats, and structs as rows."""
+def _as_spark_returns(row: Row) -> Row:
+    """Return the row in Spark's types: 32-bit floats, and structs as rows."""
     from pyspark.sql import Row as SparkRow
 
     st = None if row[5] is None else SparkRow(a=row[5][0], x=row[5][1])
@@ -139,9 +141,10 @@ class Stock:
     spark: SparkSession
     client: IndexClient
     catalogs: tuple[str, str]
-    """A catalog with the header X-Seamark-Residuals that the pages recommend, and one with exact residuals.
+    """Two catalogs.
 
-    The second one sends no such header.
+    The first sends the header X-Seamark-Residuals that the documentation recommends. The second sends no such
+    header and gets exact residuals.
     """
 
     def table(self, name: str, *, exact: bool = False) -> Table:
@@ -150,7 +153,7 @@ class Stock:
 
 @pytest.fixture(scope="module")
 def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
-    """Yield the tables and catalogs; plans of more than three files have pages of two."""
+    """Yield the tables and catalogs. Plans of more than three files have pages of two."""
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
         Seamark(tmp_path_factory.mktemp("stock"), env=pages) as server,
@@ -164,20 +167,21 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _rows(ids: range, p: int = 0) -> list[Row]:
-    """Return rows. `i` is 1 or 9, so bounds do not rule out a number between the two."""
+    """Return rows. `i` is 1 or 9, so that bounds do not exclude a number between the two."""
     return [(k, 1 if k % 2 else 9, f"s{k % 2}", float(k), float(k), (k % 2, float(k)), p) for k in ids]
 
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
 def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, index: str, mode: str) -> None:
-    """Iceberg's library had refused it: "Cannot delete file where some, but not all, rows match"."""
+    """Before a fix, Iceberg's library refused it: "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_rows(range(10)) + _rows(range(10, 20), 1) + _rows(range(20, 30), 2))
     table.index(index)
-    # The conditions: no file remains; all rows of the remaining files match; a long list, which the
-    # library does not compare with bounds.
+    # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
+    # library
+    # does not compare with bounds.
     many = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
         table.delete(condition)
@@ -199,7 +203,9 @@ def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stoc
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
-    """The residual of a plan once made Iceberg's readers skip row groups, whose rows the new files then lacked."""
+    """Before a fix, Iceberg's readers skipped row groups by the residual of a plan, and the new files lacked
+    these rows.
+    """
     table = stock.table(f"groups_{exact}", exact=exact)
     table.create()
     table.insert(_rows(range(100)))
@@ -214,7 +220,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact:
 
 
 def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
-    """Spark's row groups with NaN have no bounds; those of other writers can have some."""
+    """Row groups with NaN that Spark writes have no bounds. Those of other writers can have bounds."""
     table = stock.table("nans", exact=True)
     table.create()
     groups = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
@@ -370,8 +376,7 @@ class Campaign:
                 f"id BETWEEN {number} AND {number + 20}",
             )
         )
-        # Spark itself deletes null partitions for `NOT (p = 3)`: it deletes by metadata, and requests no
-        # plan.
+        # For `NOT (p = 3)`, Spark also deletes the partition with null. It deletes by metadata, and requests no plan.
         negated = rng.random() < 0.2 and not predicate.startswith("p ")
         return f"NOT ({predicate})" if negated else predicate
 

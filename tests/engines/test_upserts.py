@@ -1,4 +1,4 @@
-"""Upserts and deletes of plain Python between Spark's own statements.
+"""Tests of upserts and deletes from plain Python between Spark's own statements.
 
 Unmodified Spark reads the rows of a plain dict.
 """

@@ -1,6 +1,6 @@
-"""Files that Seamark and Iceberg's Java library write: Spark reads the same rows, and metrics agree.
+"""Tests of files that Seamark and Iceberg's Java library write: Spark reads the same rows, and metrics agree.
 
-Spark copies Seamark's rows into another table, partition by partition. So each of its files has the rows of
+Spark copies Seamark's rows into another table, partition by partition. So each of Spark's files has the rows of
 one of Seamark's files, and the test compares the metrics of the two. Then Spark reads Seamark's deletes and
 adds to them, and Seamark adds to Spark's.
 """
@@ -99,8 +99,8 @@ SCHEMA = Schema(
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
-def given() -> pa.Table:
-    """Return the rows. Each part has other values: every column of the last part is null."""
+def make_rows() -> pa.Table:
+    """Return rows in several parts with different values. In the last part, every column is null."""
     rng = random.Random(11)
     part = [None if one % PARTS == 0 else one % PARTS for one in range(ROWS)]
     columns: dict[str, list[Any]] = {}
@@ -127,9 +127,9 @@ def given() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def copied(lake: Lake) -> pa.Table:
-    """Return the rows in `db.ours`, which Seamark has written, and in `db.theirs`, which Spark has copied from it."""
-    table = given()
+def write_both_tables(lake: Lake) -> pa.Table:
+    """Write rows into `db.ours` with Seamark, copy them into `db.theirs` with Spark, and return them."""
+    table = make_rows()
     for name in ("ours", "theirs"):
         lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
     append(lake.client, "db.ours", table)
@@ -148,7 +148,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, copied: pa.Tab
 
 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
-    """Return the metrics of each part, as Spark's metadata table shows them."""
+    """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     found = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
     assert all(one[1] == 0 for one in found)
@@ -171,12 +171,12 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, copied: pa.Table) -> 
             assert mine[name].keys() == said[name].keys(), (part, name)
             for column_id, bound in mine[name].items():
                 kind = kinds[column_id]
-                # The values are equal, but not the bits: zeros can differ in their sign.
+                # The values are equal, but their bits can differ: zeros can have another sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(said[name][column_id]))
                 assert pair[0] == pair[1], (part, name, base_name(kind))
 
 
-def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
+def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
@@ -210,7 +210,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
     left = set(range(200))
     for turn in range(3):
         mine = set(range(turn, 200, 11))
-        written = deleted(lake, name, mine)
+        written = delete_by_position(lake, name, mine)
         if version == 3:
             assert {file["file-format"] for file in written.files} == {"PUFFIN"}
             assert len(written.removed) == (6 if turn else 0)

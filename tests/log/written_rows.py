@@ -80,12 +80,12 @@ def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledg
 async def main(folder: str) -> None:
     """Append until the process is killed."""
 
-    def acknowledged(each: Acknowledged) -> None:
+    def print_acknowledgement(each: Acknowledged) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
         sys.stdout.buffer.flush()
 
     async with open_segment_log(Path(folder), SystemClock(), LIMITS) as log:
-        await asyncio.gather(*(write(log, f"p{number}", acknowledged) for number in range(WRITERS)))
+        await asyncio.gather(*(write(log, f"p{number}", print_acknowledgement) for number in range(WRITERS)))
 
 
 if __name__ == "__main__":

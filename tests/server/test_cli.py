@@ -53,10 +53,10 @@ def test_help_shows_no_secret_default_and_no_environment_value() -> None:
 def test_version_equals_that_of_the_distribution() -> None:
     code, text = run("version")
     assert code == 0
-    told = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
-    assert told is not None, text
+    reported = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
+    assert reported is not None, text
     code, text = run("version", "--json")
-    assert (code, json.loads(text)) == (0, {"seamark": told[1], "python": told[2]})
+    assert (code, json.loads(text)) == (0, {"seamark": reported[1], "python": reported[2]})
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
         assert server.stdout is not None
         line = server.stdout.readline()
         try:
-            told = json.loads((tmp_path / "server.json").read_text())
-            assert told["pid"] == server.pid
-            assert line.startswith(f"Seamark is ready at {told['url']}, warehouse file://")
+            reported = json.loads((tmp_path / "server.json").read_text())
+            assert reported["pid"] == server.pid
+            assert line.startswith(f"Seamark is ready at {reported['url']}, warehouse file://")
             assert "database sqlite:///" in line
-            assert http_ok(told["url"] + "/readyz")
+            assert http_ok(reported["url"] + "/readyz")
         finally:
             server.terminate()
             assert server.wait(60) == 0
@@ -139,14 +139,14 @@ def test_flag_variable_and_file_reach_the_server(start_seamark: Callable[..., Se
 
 
 def test_misspelled_command_gets_a_suggestion() -> None:
-    for words, told in (
+    for words, expected in (
         (("tabel",), "No such command 'tabel'. Did you mean table?"),
         (("index", "bild"), "Did you mean build?"),
         (("zzz",), "No such command 'zzz'.\n"),
     ):
         code, text = run(*words)
         assert code == 2
-        assert told in text
+        assert expected in text
 
 
 LISTING = ("list", "show", "explain", "health", "services", "timeline", "buckets", "doctor", "undrop")

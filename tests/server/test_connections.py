@@ -208,8 +208,8 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
             assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
                 await (await stack.enter_async_context(await Wire.open(server))).rest()
-        told = [event for event in events if event["event"] == "an address has too many connections"]
-        assert len(told) == 1, "once, not per connection"
+        reported = [event for event in events if event["event"] == "an address has too many connections"]
+        assert len(reported) == 1, "once, not per connection"
         server.components.timeline.drain()
         for wire in wires:
             assert (await wire.answer())[0] == 200

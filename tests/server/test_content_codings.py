@@ -25,7 +25,7 @@ def raw_deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def inflated(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
+def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
     inflater, out = Inflater(coding), bytearray()
     for at in range(0, len(packed), pieces):
         inflater.feed(packed[at : at + pieces])
@@ -53,19 +53,19 @@ PACKED = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
 def test_compressed_body_is_read_whatever_its_pieces(
     coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
-    assert inflated(coding, pack(data), pieces=pieces, step=step) == data
+    assert inflate_pieces(coding, pack(data), pieces=pieces, step=step) == data
 
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
 def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
     packed = b"".join(gzip.compress(one) for one in members)
-    assert inflated("gzip", packed, pieces=pieces, step=7) == b"".join(members)
+    assert inflate_pieces("gzip", packed, pieces=pieces, step=7) == b"".join(members)
 
 
 def test_number_of_empty_gzip_members_is_limited() -> None:
-    assert inflated("gzip", gzip.compress(b"") * MEMBERS_MAX) == b""
+    assert inflate_pieces("gzip", gzip.compress(b"") * MEMBERS_MAX) == b""
     with pytest.raises(BadRequest, match="members"):
-        inflated("gzip", gzip.compress(b"") * (MEMBERS_MAX + 1))
+        inflate_pieces("gzip", gzip.compress(b"") * (MEMBERS_MAX + 1))
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED)
@@ -73,14 +73,14 @@ def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes])
     packed = pack(b"some text, and more of it" * 40)
     for size in range(1, len(packed)):
         with pytest.raises(BadRequest, match="ends too early"):
-            inflated(coding, packed[:size])
+            inflate_pieces(coding, packed[:size])
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED)
 def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
     for pieces in (1, 1000):
         with pytest.raises(BadRequest, match=r"goes on after its end|is corrupt"):
-            inflated(coding, pack(b"text") + b"more of it", pieces=pieces)
+            inflate_pieces(coding, pack(b"text") + b"more of it", pieces=pieces)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -92,7 +92,7 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
         broken = bytearray(packed)
         broken[at] ^= 0x55
         try:
-            assert inflated(coding, bytes(broken)) == data  # For example the time in gzip's header.
+            assert inflate_pieces(coding, bytes(broken)) == data  # For example the time in gzip's header.
         except BadRequest:
             refused += 1
     assert refused > 0.9 * len(data)
@@ -114,7 +114,7 @@ def test_decompression_bomb_is_rejected_at_the_ratio_limit_and_not_at_its_end() 
 
 
 def test_small_bodies_may_have_any_ratio() -> None:
-    assert inflated("gzip", gzip.compress(b" " * RATIO_FREE_BYTES)) == b" " * RATIO_FREE_BYTES
+    assert inflate_pieces("gzip", gzip.compress(b" " * RATIO_FREE_BYTES)) == b" " * RATIO_FREE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,16 @@ def test_printed_configurations_have_no_fault(tmp_path: Path) -> None:
 
 
 def test_printed_configurations_trust_a_private_authority() -> None:
-    for engine, told in (
+    for engine, expected in (
         ("spark", "--conf spark.executor.extraJavaOptions=-Djavax.net.ssl.trustStore=seamark-trust.jks"),
         ("pyspark", ".config('spark.driver.extraJavaOptions', '-Djavax.net.ssl.trustStore=seamark-trust.jks')"),
         ("trino", "# Add to etc/jvm.config, with the path of the file: -Djavax.net.ssl.trustStore=seamark-trust.jks"),
         ("pyiceberg", "ssl={\"cabundle\": '/ca.pem'}"),
     ):
         text = connection_text(engine, "sea", "https://seamark.example", has_token=True, authority="/ca.pem")
-        assert told in text
+        assert expected in text
         assert ("keytool -importcert" in text) is (engine != "pyiceberg")
-        assert told not in connection_text(engine, "sea", "https://seamark.example", has_token=True)
+        assert expected not in connection_text(engine, "sea", "https://seamark.example", has_token=True)
         if engine.startswith("py"):
             compile(text, engine, "exec")
 

@@ -63,11 +63,11 @@ async def test_many_concurrent_probes_write_once(tmp_path: Path, monkeypatch: py
     async with running(tmp_path) as server:
         writes, before = [], server.components.store.transact
 
-        async def counted(operations: Any) -> Any:
+        async def count_writes(operations: Any) -> Any:
             writes.append(operations)
             return await before(operations)
 
-        monkeypatch.setattr(server.components.store, "transact", counted)
+        monkeypatch.setattr(server.components.store, "transact", count_writes)
         answers = await asyncio.gather(*(server.get("/readyz") for _ in range(50)))
         assert {status for status, _ in answers} == {200}
         assert len(writes) == 1

@@ -124,7 +124,7 @@ def test_old_tls_versions_and_plain_http_are_rejected(served: Served, authority:
 
 
 @pytest.mark.parametrize(
-    ("served", "told"),
+    ("served", "expected"),
     [
         pytest.param("1", True, id="SIGHUP, one worker", marks=pytest.mark.slow),
         pytest.param("2", True, id="SIGHUP, two workers"),
@@ -133,10 +133,10 @@ def test_old_tls_versions_and_plain_http_are_rejected(served: Served, authority:
     ],
     indirect=["served"],
 )
-def test_renewed_certificate_is_used_without_a_restart(served: Served, authority: Authority, told: bool) -> None:
+def test_renewed_certificate_is_used_without_a_restart(served: Served, authority: Authority, expected: bool) -> None:
     assert name_presented(served, authority) == "first"
     authority.issue("second")
-    if told:
+    if expected:
         os.kill(served.process.pid, signal.SIGHUP)
     served.wait_until_logged(b"the certificate was loaded again")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}

@@ -27,7 +27,7 @@ def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     return made, {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
 
 
-async def asked(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
+async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
     """Return a TLS connection that has received an answer."""
     context = ssl.create_default_context(cafile=str(trusted.file))
     async with asyncio.timeout(60):
@@ -41,9 +41,9 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
     trusted, tls = authority(tmp_path)
     async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        old = await asked(stack, port, trusted)
+        old = await connect_and_request(stack, port, trusted)
         silent = [await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)]
-        fresh = await asked(stack, port, trusted)
+        fresh = await connect_and_request(stack, port, trusted)
         # The task was cancelled at the end of the test, or the server has reset its connection.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
         try:
@@ -69,7 +69,7 @@ async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: 
     trusted, tls = authority(tmp_path)
     async with running(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        wires = await asyncio.gather(*(asked(stack, port, trusted) for _ in range(50)))
+        wires = await asyncio.gather(*(connect_and_request(stack, port, trusted) for _ in range(50)))
         assert all(await asyncio.gather(*(wire.healthy() for wire in wires)))
 
 
@@ -86,14 +86,14 @@ async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tm
             async with asyncio.timeout(60):
                 while True:
                     try:
-                        good = await asked(stack, port, trusted)
+                        good = await connect_and_request(stack, port, trusted)
                         break
                     except OSError:
                         await asyncio.sleep(0.2)
             for _ in range(300):
                 await stack.enter_async_context(Wire(*await asyncio.open_connection("127.0.0.1", port)))
             assert await good.healthy()
-            await asked(stack, port, trusted)
+            await connect_and_request(stack, port, trusted)
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:
         process.terminate()

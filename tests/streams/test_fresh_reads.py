@@ -108,21 +108,21 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
     client = SeamarkClient(stream.server.url).reading_fresh_rows()
 
-    def planned_rows(opened: Any) -> int:
+    def count_planned_rows(opened: Any) -> int:
         return sum(task.records for task in plan(client, opened))
 
     opened = await asyncio.to_thread(open_table, client, TABLE, At())
-    assert await asyncio.to_thread(planned_rows, opened) == 3
+    assert await asyncio.to_thread(count_planned_rows, opened) == 3
     await stream.post({"id": 4, "name": "b"})
     await stream.flush()
     await stream.post({"id": 5, "name": "b"})
-    assert await asyncio.to_thread(planned_rows, opened) == 3
+    assert await asyncio.to_thread(count_planned_rows, opened) == 3
     assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
     (named,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
     named.used_s -= 10_000
     with pytest.raises(BadRequest, match="it has expired; load the table again"):
-        await asyncio.to_thread(planned_rows, opened)
+        await asyncio.to_thread(count_planned_rows, opened)
 
 
 async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
@@ -188,18 +188,18 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
             writer.write({"id": 4})
             return writer.token()
 
-    async def planned(token: str) -> tuple[int, str]:
+    async def request_plan(token: str) -> tuple[int, str]:
         async with stream.server.http.post(plan_path, json={}, headers={"X-Seamark-After": token}) as answer:
             return answer.status, answer.headers.get("Retry-After", "")
 
     token = await asyncio.to_thread(write)
     assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2, 3, 4]
-    assert await planned(token) == (200, "")
+    assert await request_plan(token) == (200, "")
     uuid = token.partition("/")[0]
     late = f"{uuid}/0:99"
-    assert await planned(late) == (503, "1")
-    assert await planned(f"00000000-0000-0000-0000-000000000000/0:99 {token}") == (200, "")
-    assert (await planned("yesterday"))[0] == 400
+    assert await request_plan(late) == (503, "1")
+    assert await request_plan(f"00000000-0000-0000-0000-000000000000/0:99 {token}") == (200, "")
+    assert (await request_plan("yesterday"))[0] == 400
     with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
         await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late))
     path = "/v1/namespaces/db/tables/t"

@@ -142,14 +142,14 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     watermarks = StreamTable.watermarks
     earlier: dict[int, dict[int, int]] = {}
 
-    def mixed(table: StreamTable) -> dict[int, int]:
+    def mixed_watermarks(table: StreamTable) -> dict[int, int]:
         now = watermarks(table)
         before = earlier.get(id(table), now)
         earlier[id(table)] = now
         last = max(now)
         return {**now, last: max(before.get(last, 0), table.flushed[last])}
 
-    patch.setattr(StreamTable, "watermarks", mixed)
+    patch.setattr(StreamTable, "watermarks", mixed_watermarks)
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:

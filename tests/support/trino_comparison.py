@@ -50,7 +50,7 @@ _SSB = {
 
 
 @dataclass
-class Asked:
+class StatementResult:
     """The result of a statement: rows as a multiset, or the name of an error."""
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -64,34 +64,36 @@ class Both:
 
     def __init__(self, direct: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._ports = (direct, proxy.port)
         self._threads = ThreadPoolExecutor(2)
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    def ask(self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any) -> Asked:
+    def ask(
+        self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any
+    ) -> StatementResult:
         """Run a statement both ways, check that the answers are equal, and return the answer.
 
         Args:
             schemas: The schema of the direct statement, and that of the proxy.
         """
         direct, proxied = self._threads.map(
-            lambda port, schema: _asked(port, sql, parameters, schema=schema, **options), self._ports, schemas
+            lambda port, schema: _run(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
         shown = f"{sql}\n-- with {parameters} in {schemas}"
         assert proxied.error == direct.error, shown
         assert proxied.columns == direct.columns, shown
         assert proxied.rows == direct.rows, shown
         assert proxied.changed == direct.changed, shown
-        self.told["asked"] += 1
-        self.told["failed"] += bool(direct.error)
-        self.told["with rows"] += bool(direct.rows)
+        self.counts["asked"] += 1
+        self.counts["failed"] += bool(direct.error)
+        self.counts["with rows"] += bool(direct.rows)
         return direct
 
 
-def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> Asked:
+def _run(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:
     connection = connect(port, timezone="UTC", **options)
     try:
         cursor = connection.cursor()
@@ -99,9 +101,9 @@ def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> As
         rows = Counter(map(repr, cursor.fetchall()))
         columns = [(one[0], one[1]) for one in cursor.description or []]
         changed = cursor.rowcount if cursor.update_type else None
-        return Asked(rows, columns, changed)
+        return StatementResult(rows, columns, changed)
     except trino.exceptions.TrinoQueryError as error:
-        return Asked(error=error.error_name)
+        return StatementResult(error=error.error_name)
     finally:
         connection.close()
 

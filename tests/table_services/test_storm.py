@@ -42,7 +42,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.metaserver.commit.engine_commits.rebase import PROPERTY as REBASE
-from tests.connector.jobs.test_expiration import needed, path_of, stored
+from tests.connector.jobs.test_expiration import needed_files, path_of, stored_files
 from tests.connector.write.test_compaction import ARROW, SCHEMA
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -393,6 +393,6 @@ def test_services_never_change_rows_or_stop_a_writer(
     statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}
     statistics |= {path_of(file.statistics_path) for file in table.metadata.partition_statistics}
     assert statistics
-    paths = {path for path in stored(table) if "_seamark" not in path.parts}
-    assert paths | statistics == needed(table) | statistics
+    paths = {path for path in stored_files(table) if "_seamark" not in path.parts}
+    assert paths | statistics == needed_files(table) | statistics
     storm.check(client, At(), steps)

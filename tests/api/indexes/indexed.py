@@ -69,7 +69,7 @@ async def missing(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
             return found
 
 
-async def shown(api: Api, name: str = "i") -> dict[str, Any]:
+async def load_index(api: Api, name: str = "i") -> dict[str, Any]:
     answer = await api("GET", f"{INDEXES}/{name}")
     assert answer.status == 200, answer.raw
     found: dict[str, Any] = answer.json

@@ -1,4 +1,4 @@
-"""Tests of rows by predicates over HTTP, compared with plain Python in each client's semantics."""
+"""Tests of the route that returns rows by predicate, compared with plain Python in each client's semantics."""
 
 from __future__ import annotations
 
@@ -81,8 +81,11 @@ def filter_json(tree: Tree) -> dict[str, Any]:
     return {"type": what, "left": filter_json(children[0]), "right": filter_json(children[1])}
 
 
-def in_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
-    """Evaluate a tree in SQL's three-valued logic; with `nan_is_high` as in Spark, else as in IEEE 754."""
+def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
+    """Evaluate a tree in SQL's three-valued logic.
+
+    With `nan_is_high`, NaN is the greatest value, as in Spark. Otherwise comparisons follow IEEE 754.
+    """
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -91,17 +94,17 @@ def in_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
             return None
         if isinstance(value, float) and math.isnan(value) and nan_is_high:
             return tree.op in ("not-eq", "gt", "gt-eq")
-        return compared(tree.op, value, tree.value)
+        return compare(tree.op, value, tree.value)
     what, children = tree
-    found = [in_sql(child, row, nan_is_high=nan_is_high) for child in children]
+    found = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
     if what == "not":
         return None if found[0] is None else not found[0]
     decisive = what == "or"
     return decisive if decisive in found else None if None in found else not decisive
 
 
-def in_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
-    """Evaluate a tree like Java's evaluator, with negation pushed down."""
+def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
+    """Evaluate a tree like Iceberg's Java evaluator, which pushes negation down to the leaves."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -110,12 +113,12 @@ def in_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if value is None:
             return op == "not-eq"
         if isinstance(value, float):
-            return compared(op, java_order(value), java_order(tree.value))
-        return compared(op, value, tree.value)
+            return compare(op, java_order(value), java_order(tree.value))
+        return compare(op, value, tree.value)
     what, children = tree
     if what == "not":
-        return in_iceberg(children[0], row, negated=not negated)
-    found = [in_iceberg(child, row, negated=negated) for child in children]
+        return evaluate_as_iceberg(children[0], row, negated=not negated)
+    found = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
     return any(found) if (what == "or") != negated else all(found)
 
 
@@ -123,7 +126,7 @@ def java_order(value: float) -> tuple[bool, float, float]:
     return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
 
 
-def compared(op: str, left: Any, right: Any) -> bool:
+def compare(op: str, left: Any, right: Any) -> bool:
     made: dict[str, Callable[[], bool]] = {
         "eq": lambda: left == right,
         "not-eq": lambda: left != right,
@@ -148,7 +151,7 @@ async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
             return found
 
 
-def decoded(rows: Any) -> set[int] | None:
+def decode_rows(rows: Any) -> set[int] | None:
     if isinstance(rows, str):
         return set(pyroaring.BitMap.deserialize(base64.b64decode(rows)))
     return None if rows is None else set(rows)
@@ -159,10 +162,10 @@ def odd_row(rng: random.Random) -> Row:
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
-async def indexed_table(api: Api, rng: random.Random) -> Stored:
+async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
     stored = await Stored.create(api)
     files = [stored.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
-    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # Without NaN and null.
+    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
     await stored.commit(files)
     for name in ("id", "name", "price"):
         await stored.index(f"by_{name}", "bitmap", [name], files, parts=2)
@@ -172,29 +175,29 @@ async def indexed_table(api: Api, rng: random.Random) -> Stored:
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
-    stored = await indexed_table(api, rng)
+    stored = await create_indexed_table(api, rng)
     seen: Counter[str] = Counter()
     for _ in range(25):
         tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         form = rng.choice(["roaring", "positions"])
         for body, meanings in (
-            ({"where": sql_text(tree)}, [partial(in_sql, tree, nan_is_high=high) for high in (True, False)]),
-            ({"filter": filter_json(tree)}, [partial(in_iceberg, tree)]),
+            ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
+            ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
             answer = {one["file-path"]: one for one in await pages(api, {**body, "rows": form, "limit": 2})}
             for file in stored.snapshots[-1].data:
                 rows = rows_of(file)
                 wanted = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
-                told = answer.get(file.path)
-                got = set() if told is None else decoded(told["rows"])
-                if told is None or told["exact"]:
+                reported = answer.get(file.path)
+                got = set() if reported is None else decode_rows(reported["rows"])
+                if reported is None or reported["exact"]:
                     assert all(got == one for one in wanted), f"seed {seed}: {body} in {file.path}"
                 else:
                     assert got is None or all(got >= one for one in wanted), f"seed {seed}: {body} in {file.path}"
-                if told is not None:
-                    assert told["count"] == (None if got is None else len(got))
-                    assert told["record-count"] == len(rows)
-                seen["absent" if told is None else "exact" if told["exact"] else "inexact"] += 1
+                if reported is not None:
+                    assert reported["count"] == (None if got is None else len(got))
+                    assert reported["record-count"] == len(rows)
+                seen["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
     assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
 
 
@@ -213,14 +216,14 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
             for file in snapshot.data:
                 wanted = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
                 alive = {n for path, n, row in live if path == file.path and n in wanted}
-                assert (decoded(every[file.path]["rows"]) if file.path in every else set()) == wanted
-                assert (decoded(kept[file.path]["rows"]) if file.path in kept else set()) == alive
+                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == wanted
+                assert (decode_rows(kept[file.path]["rows"]) if file.path in kept else set()) == alive
             assert all(one["exact"] and one["undecided"] == 0 for one in kept.values())
 
 
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
     rng = random.Random(1)
-    await indexed_table(api, rng)
+    await create_indexed_table(api, rng)
     for form in ("roaring", "positions"):
         body = {"where": "id < 20 AND part = 1", "rows": form}
         plain = (await api("POST", BITMAP, body)).json
@@ -232,13 +235,13 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
         for one, row in zip(plain["files"], table.to_pylist(), strict=True):
             rows = row["rows"]
             got = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
-            assert got == decoded(one["rows"])
+            assert got == decode_rows(one["rows"])
             assert (row["file_path"], row["count"], row["exact"]) == (one["file-path"], one["count"], one["exact"])
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_inexact(api: Api) -> None:
     rng = random.Random(2)
-    await indexed_table(api, rng)
+    await create_indexed_table(api, rng)
     answer = (await api("POST", BITMAP, {"where": "id = 3 AND length(name) = 1"})).json
     assert answer["not-used"] == ["LENGTH(name) = 1"]
     assert not any(one["exact"] for one in answer["files"])
@@ -251,9 +254,9 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     await stored.commit(files)
     await stored.index("by_id", "bitmap", ["id"], files[:1])
     found = {one["file-path"]: one for one in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
-    assert decoded(found[files[0].path]["rows"]) == {3}
-    told = found[files[1].path]
-    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, 10)
+    assert decode_rows(found[files[0].path]["rows"]) == {3}
+    reported = found[files[1].path]
+    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
@@ -267,8 +270,8 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
     for _ in range(2):
-        told = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
-        assert (told["rows"], told["exact"]) == (None, False)
+        reported = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
+        assert (reported["rows"], reported["exact"]) == (None, False)
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
@@ -276,25 +279,25 @@ async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await stored.commit([file])
     await stored.commit(deletes=[stored.position_deletes([(file.path, 69)])])
-    told = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
-    assert decoded(told["rows"]) == set(range(69))
-    assert (told["exact"], told["delete-files"], told["count"]) == (True, 1, 69)
+    reported = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
+    assert decode_rows(reported["rows"]) == set(range(69))
+    assert (reported["exact"], reported["delete-files"], reported["count"]) == (True, 1, 69)
 
 
 async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = await claiming(api, 10)
+    path = await create_file_with_row_count(api, 10)
     filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
     body = json.dumps({"filter": filter_}).encode()
     done: list[tuple[str, int]] = []
 
     def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*given: Any, **options: Any) -> Any:
+        def record_thread(*given: Any, **options: Any) -> Any:
             done.append((work.__name__, threading.get_ident()))
             return work(*given, **options)
 
-        return noted
+        return record_thread
 
     monkeypatch.setattr(bodies, "parse_now", noting(bodies.parse_now))
     monkeypatch.setattr(bitmaps, "parse_expression", noting(parse_expression))
@@ -315,8 +318,8 @@ def little_memory() -> Iterator[None]:
         tracemalloc.stop()
 
 
-async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
-    """Return the path of the table's only file, whose manifest entry has this number of rows."""
+async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
+    """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
     stored = await Stored.create(api)
     file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await stored.commit([file])
@@ -329,27 +332,32 @@ async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
 @pytest.mark.parametrize("form", ["roaring", "positions"])
 @pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
 async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows: int, form: str) -> None:
-    await claiming(api, rows)
+    await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": form})
-    (told,) = answer.json["files"]
-    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, rows)
+    (reported,) = answer.json["files"]
+    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (
+        None,
+        None,
+        False,
+        rows,
+    )
 
 
 @pytest.mark.parametrize("rows", [20_000_000, 2**32])
 async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -> None:
-    await claiming(api, rows)
+    await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {})
-    (told,) = answer.json["files"]
-    found = pyroaring.BitMap.deserialize(base64.b64decode(told["rows"]))
+    (reported,) = answer.json["files"]
+    found = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
     assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
-    assert (told["count"], told["exact"]) == (rows, True)
+    assert (reported["count"], reported["exact"]) == (rows, True)
 
 
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
 async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_built(api: Api, accept: str) -> None:
-    path = await claiming(api, 20_000_000)
+    path = await create_file_with_row_count(api, 20_000_000)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
     assert answer.error[:2] == (413, "PayloadTooLargeException")
@@ -359,11 +367,16 @@ async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_bui
 
 async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
     rows = 2**31
-    await claiming(api, rows, deleted=True)
+    await create_file_with_row_count(api, rows, deleted=True)
     with little_memory():
         answer = await api("POST", BITMAP, {"deletes": True})
-    (told,) = answer.json["files"]
-    assert (told["rows"], told["exact"], told["undecided"], told["delete-files"]) == (None, False, rows, 1)
+    (reported,) = answer.json["files"]
+    assert (reported["rows"], reported["exact"], reported["undecided"], reported["delete-files"]) == (
+        None,
+        False,
+        rows,
+        1,
+    )
 
 
 async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
@@ -384,7 +397,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
             wanted = set(range(first, rows)) - gone[file.path]
-            assert decoded(found[file.path]["rows"]) == wanted
+            assert decode_rows(found[file.path]["rows"]) == wanted
             assert found[file.path]["count"] == len(wanted)
 
 
@@ -403,10 +416,10 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
         ({"where": "id = 1", "snapshot-id": 7}, "Cannot find snapshot 7"),
         ({"where": "id = 1", "color": "red"}, "color"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await api("POST", BITMAP, body)
         assert answer.error[0] == 400, body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:

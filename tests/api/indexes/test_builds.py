@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.indexes import build_state, index_state
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
 from tests.api.plans.planned import append, file_of
 from tests.server.rig import running
 
@@ -49,7 +49,7 @@ async def test_build_returns_the_files_to_index_and_its_folder(table: Api) -> No
         "snapshot-id": 1,
         "table-uuid": build["table-uuid"],
         "folder": f"{location}/_seamark/index/{build['build-id']}",
-        "definition-id": (await shown(table))["definition-id"],
+        "definition-id": (await load_index(table))["definition-id"],
         "kind": "bloom",
         "terms": [{"field-id": 1, "name": "id", "transform": "identity", "source-type": "long", "type": "long"}],
         "fpp": 0.01,
@@ -104,13 +104,13 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
     build = await begin(table)
     assert build["progress"]["files-total"] == 9
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["lag-files"], found["lag-files-of-refs"], found["files-total"]) == (6, 3, 6)
     listed = await missing(table, build, limit=limit)
     assert listed[:6] == PATHS
     assert sorted(listed[6:]) == [one.path for one in on_branch]
     await register(table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["health"], found["lag-files"], found["lag-files-of-refs"]) == ("ok", 0, 2)
     assert sorted(await missing(table, build, limit=limit)) == [one.path for one in on_branch[1:]]
 
@@ -140,7 +140,7 @@ async def test_build_finishes_when_no_file_is_missing(table: Api) -> None:
     assert (answer.status, answer.json["state"]) == (200, "completed")
     (instant,) = await instants(table)
     assert (instant["state"], instant["summary"]["files-done"]) == ("completed", 7)
-    assert (await shown(table))["health"] == "ok"
+    assert (await load_index(table))["health"] == "ok"
 
 
 async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_files(table: Api) -> None:
@@ -189,7 +189,7 @@ async def test_registering_a_file_twice_changes_nothing(table: Api) -> None:
     one = write(build, "a", index_bytes(build, FILES[:3]))
     answers = [await register(table, build, one) for _ in range(3)]
     assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
-    assert len((await shown(table))["index-files"]) == 1
+    assert len((await load_index(table))["index-files"]) == 1
 
 
 async def test_concurrent_registrations_all_succeed(table: Api) -> None:
@@ -198,7 +198,7 @@ async def test_concurrent_registrations_all_succeed(table: Api) -> None:
     answers = await asyncio.gather(*(register(table, build, one) for one in files))
     assert [answer.status for answer in answers] == [200] * 6
     assert (await table("GET", at(build))).json["progress"]["files-done"] == 6
-    assert (await shown(table))["files"] == 6
+    assert (await load_index(table))["files"] == 6
 
 
 async def test_only_one_of_two_merges_of_the_same_files_is_registered(table: Api) -> None:
@@ -209,7 +209,7 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(table: Api
     merged = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(*(register(table, build, one, replaces=replaced) for one in merged))
     assert sorted(answer.status for answer in answers) == [200, 409]
-    assert (await shown(table))["levels"] == {"1": 1}
+    assert (await load_index(table))["levels"] == {"1": 1}
 
 
 async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
@@ -227,21 +227,23 @@ async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it belongs to the table 00000000"),
         ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_index_file_of_another_index_is_rejected_by_name(table: Api, other: dict[str, Any], told: str) -> None:
+async def test_index_file_of_another_index_is_rejected_by_name(
+    table: Api, other: dict[str, Any], expected: str
+) -> None:
     build = await begin(table)
     good = write(build, "good", index_bytes(build, FILES[:1]))
     answer = await register(table, build, good, write(build, "bad", index_bytes(build, FILES, **other)))
     assert answer.error[:2] == (400, "BadRequestException")
-    assert told in answer.error[2]
+    assert expected in answer.error[2]
     assert f"{build['folder']}/bad" in answer.error[2]
-    assert (await shown(table))["index-files"] == []
+    assert (await load_index(table))["index-files"] == []
 
 
 async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected(table: Api) -> None:
@@ -356,7 +358,7 @@ async def test_abandoned_build_is_rolled_back_by_the_next(table: Api, monkeypatc
     states = [one["state"] for one in await instants(table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
     assert "abandoned" in (await table("GET", at(silent))).json["reason"]
-    assert (await shown(table))["files"] == 2
+    assert (await load_index(table))["files"] == 2
 
 
 async def test_build_continues_at_another_server(table: Api, tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import pytest
 
 from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
-from tests.api.indexes.test_bitmaps import decoded, filter_json, indexed_table, pages, some_tree
-from tests.api.indexes.test_lookups import a_table, as_json, ask, told, wanted
+from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, pages, some_tree
+from tests.api.indexes.test_lookups import a_table, ask, expected_rows, found_rows, key_as_json
 from tests.api.rest.stored import Stored, some_row
 from tests.planner.lakes.tables import Watched
 from tests.server.rig import Running, running
 
 
-class Afar(Watched):
-    """Object storage in which reads of whole index files wait for `let_go`."""
+class SlowWholeFiles(Watched):
+    """An object store in which reads of whole index files wait for `let_go`."""
 
     whole = asyncio.Event()
 
@@ -35,15 +35,15 @@ class Afar(Watched):
 
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    # A small guess, so that the first read does not include the sections.
+    # The first read of a file has the guessed size. This size is small, so that it does not include the sections.
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     async with running(tmp_path, index_whole_bytes=0) as server:
         yield server
 
 
-def far_away(server: Running) -> Afar:
+def delay_whole_files(server: Running) -> SlowWholeFiles:
     """Make whole index files unavailable from now on."""
-    storage = Afar(server.components.objects)
+    storage = SlowWholeFiles(server.components.objects)
     storage.whole = asyncio.Event()
     server.components.indexes._objects = storage
     return storage
@@ -53,13 +53,13 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running
     api, rng = Api(served), random.Random(7)
     stored = await a_table(api, rng, version=2, partitioned=False)
     await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data, parts=3)
-    storage = far_away(served)
+    storage = delay_whole_files(served)
     for snapshot in stored.snapshots:
         for count in (1, 5, 16):
             keys = [some_row(rng, 1)[:2] for _ in range(count)]
-            given = [as_json((name, id)) for id, name in keys]
+            given = [key_as_json((name, id)) for id, name in keys]
             answer = await ask(api, given, index="keys", **{"snapshot-id": snapshot.id})
-            assert told(answer) == wanted(stored, snapshot, keys, (1, 2))
+            assert found_rows(answer) == expected_rows(stored, snapshot, keys, (1, 2))
             assert answer["complete"]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
@@ -69,21 +69,21 @@ async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
     api, rng = Api(served), random.Random(8)
     stored = await a_table(api, rng)
     await stored.index("keys", "record", ["id"], stored.snapshots[-1].data)
-    storage = far_away(served)
+    storage = delay_whole_files(served)
     keys = [some_row(rng, 1)[:1] for _ in range(30)]
-    asking = asyncio.create_task(ask(api, list(map(as_json, keys)), index="keys"))
+    asking = asyncio.create_task(ask(api, list(map(key_as_json, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     storage.let_go()
-    assert told(await asking) == wanted(stored, stored.snapshots[-1], keys, (1,))
+    assert found_rows(await asking) == expected_rows(stored, stored.snapshots[-1], keys, (1,))
 
 
 async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
     api, rng = Api(served), random.Random(9)
-    await indexed_table(api, rng)
+    await create_indexed_table(api, rng)
     trees = [some_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
     bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
-    storage = far_away(served)
+    storage = delay_whole_files(served)
     by_range = [await pages(api, body) for body in bodies]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
@@ -105,15 +105,15 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
-    storage = far_away(served)
+    storage = delay_whole_files(served)
 
-    async def asked() -> Any:
+    async def read_answers() -> Any:
         if kind == "record":
             return [(await ask(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
         (one,) = await pages(api, {"where": "id = 3"})
-        return decoded(one["rows"]), one["exact"]
+        return decode_rows(one["rows"]), one["exact"]
 
-    asking = asyncio.create_task(asked())
+    asking = asyncio.create_task(read_answers())
     while not any(name.endswith(".puffin") for name in storage.reads):
         storage.let_go()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)

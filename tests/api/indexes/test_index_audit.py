@@ -17,13 +17,13 @@ from seamark.formats.index.kinds import bloom
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.indexes import index_audit
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
 
 IDS = {f"file:///t/{n}.parquet": [n, n + 100, n + 200] for n in range(1, 7)}
-"""The ids in each file, by path; by its statistics each file may have any id."""
+"""The ids in each file, by path. By its statistics, each file may have any id."""
 FILES = [file_of(path, 1, 999, rows=3) for path in IDS]
 REBUILD = f"{INDEXES}/rebuild-registry"
 
@@ -41,7 +41,7 @@ async def made(api: Api) -> Api:
     return api
 
 
-def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
+def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return a completely valid index file."""
     paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
@@ -54,12 +54,12 @@ def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> b
 async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
     build = await begin(api)
-    sent = [write(build, str(number), real(build, group)) for number, group in enumerate(groups)]
+    sent = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
     assert (await register(api, build, *sent)).status == 200
     return build, [one["location"] for one in sent]
 
 
-async def kept(api: Api, where: str) -> list[str]:
+async def kept_paths(api: Api, where: str) -> list[str]:
     """Return the paths of the files that a plan keeps."""
     answer = await api("POST", "/api/v1/tables/db/t/explain", {"where": where, "files": True})
     assert answer.status == 200, answer.raw
@@ -86,22 +86,22 @@ def flip(location: str, place: int) -> None:
 
 async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> None:
     build, (first, second) = await built(table, FILES[:3], FILES[3:])
-    assert await kept(table, "id = 102") == [FILES[1].path]
+    assert await kept_paths(table, "id = 102") == [FILES[1].path]
     answer = await quarantine(table, first)
     assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
-    assert await kept(table, "id = 102") == [file.path for file in FILES[:3]]
-    index = await shown(table)
+    assert await kept_paths(table, "id = 102") == [file.path for file in FILES[:3]]
+    index = await load_index(table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
     assert {one["location"]: one["state"] for one in index["index-files"]} == {first: "quarantined", second: "live"}
     assert await missing(table, build) == [file.path for file in FILES[:3]]
-    await register(table, build, write(build, "again", real(build, FILES[:3])))
-    assert (await shown(table))["health"] == "ok"
-    assert await kept(table, "id = 102") == [FILES[1].path]
+    await register(table, build, write(build, "again", valid_index_file(build, FILES[:3])))
+    assert (await load_index(table))["health"] == "ok"
+    assert await kept_paths(table, "id = 102") == [FILES[1].path]
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(table: Api) -> None:
     build, (first, second) = await built(table, FILES[:3], FILES[3:])
-    merged = write(build, "merged", real(build, FILES[3:], level=1))
+    merged = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
     await register(table, build, merged, replaces=[second])
     await quarantine(table, first)
     assert (await quarantine(table, first, "another reason")).json["reason"] == "it lies"
@@ -118,19 +118,19 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(table: Ap
     assert answer["reason"].startswith("found by night; ")
     Path(second.removeprefix("file://")).unlink()
     assert (await quarantine(table, second, check=True)).json["state"] == "quarantined"
-    assert (await shown(table))["files"] == 0
+    assert (await load_index(table))["files"] == 0
 
 
 async def test_only_registered_index_files_of_the_index_are_quarantined(table: Api) -> None:
     build, (first,) = await built(table, FILES)
     await define(table, "other", kind="bitmap", columns=["data"])
-    unlisted = write(build, "unlisted", real(build, FILES))["location"]
+    unlisted = write(build, "unlisted", valid_index_file(build, FILES))["location"]
     for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
         assert (await quarantine(table, location, name=name)).error[0] == 404, (name, location)
     for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
         assert (await table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
     assert (await quarantine(table, first, name="bucket:x")).error[0] == 400
-    assert (await shown(table))["quarantined"] == 0
+    assert (await load_index(table))["quarantined"] == 0
 
 
 async def test_long_quarantine_reason_is_truncated(table: Api) -> None:
@@ -143,22 +143,22 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
     async with running(tmp_path / "first", warehouse=warehouse) as server:
         api = await made(Api(server))
         _, locations = await built(api, FILES[:2], FILES[2:5])
-        before = [await kept(api, f"id = {100 + n}") for n in range(9)]
+        before = [await kept_paths(api, f"id = {100 + n}") for n in range(9)]
         location = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     assert [len(paths) for paths in before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
     async with running(tmp_path / "second", warehouse=warehouse) as server:
         api = Api(server)
         answer = await api("POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": location})
         assert answer.status == 200
-        assert (await shown(api))["files"] == 0
-        assert [len(await kept(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
-        told = (await api("POST", REBUILD)).json
-        assert told["registered"] == [
+        assert (await load_index(api))["files"] == 0
+        assert [len(await kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
+        reported = (await api("POST", REBUILD)).json
+        assert reported["registered"] == [
             {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
         ]
-        assert (told["known"], told["redundant"], told["left-out"]) == (0, 0, [])
-        assert [await kept(api, f"id = {100 + n}") for n in range(9)] == before
-        index = await shown(api)
+        assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
+        assert [await kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
+        index = await load_index(api)
         assert {one["location"]: one["state"] for one in index["index-files"]} == dict.fromkeys(locations, "live")
         assert (index["files"], index["health"]) == (5, "behind")
         again = (await api("POST", REBUILD)).json
@@ -178,67 +178,67 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: 
         ("part of merged", FILES[3:5], 0, 10),
         ("alone", FILES[5:], 0, 50),
     ):
-        path = Path(write(build, name, real(build, files, level=level))["location"].removeprefix("file://"))
+        path = Path(write(build, name, valid_index_file(build, files, level=level))["location"].removeprefix("file://"))
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"][0]["index-files"], told["redundant"]) == (3, 2)
-    names = {Path(one["location"]).name for one in (await shown(table))["index-files"]}
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
+    names = {Path(one["location"]).name for one in (await load_index(table))["index-files"]}
     assert names == {"new", "merged", "alone"}
-    assert (await shown(table))["files"] == 6
+    assert (await load_index(table))["files"] == 6
 
 
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
     await quarantine(table, first)
-    twin = write(build, "twin", real(build, FILES[:3]))["location"]
-    told = (await table("POST", REBUILD)).json
-    assert (told["known"], told["registered"][0]["index-files"]) == (1, 1)
-    states = {one["location"]: one["state"] for one in (await shown(table))["index-files"]}
+    twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
+    states = {one["location"]: one["state"] for one in (await load_index(table))["index-files"]}
     assert states == {first: "quarantined", twin: "live"}
 
 
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
-    write(build, "twin", real(build, FILES[:3]))
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"], told["redundant"]) == ([], 1)
+    write(build, "twin", valid_index_file(build, FILES[:3]))
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"], reported["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with running(table.server.components.settings.home) as other:  # A server that has not read the file yet
-        told = (await Api(other)("POST", REBUILD)).json
-    assert told["registered"][0]["files"] == 3
+    async with running(table.server.components.settings.home) as other:  # A new server has not read the file yet.
+        reported = (await Api(other)("POST", REBUILD)).json
+    assert reported["registered"][0]["files"] == 3
 
 
 async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
-        future = real(build, FILES)
+        future = valid_index_file(build, FILES)
     wrong = {
         "another table": index_bytes(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
         "another index": index_bytes(build, FILES, definition='{"kind":"bloom","terms":[]}'),
         "another kind": index_bytes(build, FILES, kind="bitmap"),
-        "short": real(build, FILES)[:-1],
-        "flipped": real(build, FILES)[:20] + b"\xff" + real(build, FILES)[21:],
+        "short": valid_index_file(build, FILES)[:-1],
+        "flipped": valid_index_file(build, FILES)[:20] + b"\xff" + valid_index_file(build, FILES)[21:],
         "text": b"hello",
         "empty": b"",
         "future": future,
     }
     for name, data in wrong.items():
         write(build, name, data)
-    write(build, ".half-written", real(build, FILES)[:100])
-    told = (await table("POST", REBUILD)).json
-    assert (told["registered"], told["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in told["left-out"]}
+    write(build, ".half-written", valid_index_file(build, FILES)[:100])
+    reported = (await table("POST", REBUILD)).json
+    assert (reported["registered"], reported["left-out-files"]) == ([], len(wrong))
+    reasons = {Path(one["location"]).name: one["reason"] for one in reported["left-out"]}
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
-    assert (await shown(table))["index-files"] == []
+    assert (await load_index(table))["index-files"] == []
 
 
 async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(table: Api, tmp_path: Path) -> None:
     build = await begin(table)
-    write(build, "a", real(build, FILES))
+    write(build, "a", valid_index_file(build, FILES))
     await table("DELETE", f"{INDEXES}/i")
     assert (await table("POST", REBUILD)).json["left-out-files"] == 1
     await define(table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
@@ -248,13 +248,13 @@ async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(table:
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
     await api.table()
-    told = (await api("POST", REBUILD)).json
-    assert (told["known"], told["registered"], told["left-out-files"]) == (0, [], 0)
+    reported = (await api("POST", REBUILD)).json
+    assert (reported["known"], reported["registered"], reported["left-out-files"]) == (0, [], 0)
 
 
 async def test_folder_with_too_many_files_is_rejected(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     for name in "abc":
-        write(build, name, real(build, FILES))
+        write(build, name, valid_index_file(build, FILES))
     monkeypatch.setattr(index_audit, "FOLDER_FILES_MAX", 2)
     assert (await table("POST", REBUILD)).error[0] == 413

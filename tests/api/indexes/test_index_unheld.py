@@ -1,4 +1,4 @@
-"""Tests of the question which data files of a merge no snapshot has any more."""
+"""Tests of the route that returns the data files of index files that no snapshot has any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def built(api: Api) -> tuple[Api, list[str]]:
     return api, [one["location"] for one in sent]
 
 
-async def asked(api: Api, locations: list[str], name: str = "i") -> Answer:
+async def find_unheld(api: Api, locations: list[str], name: str = "i") -> Answer:
     return await api("POST", f"{INDEXES}/{name}/unheld", {"index-files": locations})
 
 
@@ -38,16 +38,16 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
 
 async def test_data_file_counts_as_held_while_any_snapshot_has_it(built: tuple[Api, list[str]]) -> None:
     api, locations = built
-    assert (await asked(api, locations)).json == {"unheld": {}, "complete": True}
+    assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
     await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
     await append(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
-    assert (await asked(api, locations)).json == {"unheld": {}, "complete": True}
+    assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
     await expire(api, 1)
-    assert (await asked(api, locations)).json == {
+    assert (await find_unheld(api, locations)).json == {
         "unheld": {locations[0]: [2, 3], locations[1]: [0]},
         "complete": True,
     }
-    assert (await asked(api, locations[1:])).json == {"unheld": {locations[1]: [0]}, "complete": True}
+    assert (await find_unheld(api, locations[1:])).json == {"unheld": {locations[1]: [0]}, "complete": True}
 
 
 @pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])
@@ -58,12 +58,12 @@ async def test_answer_is_empty_and_incomplete_when_a_limit_is_reached(
     await append(api, "t", FILES[:1], snapshot_id=2)
     await expire(api, 1)
     monkeypatch.setattr(index_unheld, limit, value)
-    assert (await asked(api, locations)).json == {"unheld": {}, "complete": False}
+    assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": False}
 
 
 async def test_files_that_are_not_live_index_files_are_rejected_by_name(built: tuple[Api, list[str]]) -> None:
     api, locations = built
-    answer = await asked(api, [*locations, "file:///elsewhere"])
+    answer = await find_unheld(api, [*locations, "file:///elsewhere"])
     assert (answer.status, "file:///elsewhere" in answer.json["error"]["message"]) == (409, True)
-    assert (await asked(api, locations, "unknown")).status == 404
+    assert (await find_unheld(api, locations, "unknown")).status == 404
     assert (await api("POST", f"{INDEXES}/i/unheld", {"index-files": ["x"] * 1001})).status == 400

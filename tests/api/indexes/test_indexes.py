@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api, set_properties
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
 from tests.api.plans.planned import append, file_of
 from tests.server.rig import running
 
@@ -115,11 +115,11 @@ async def test_invalid_index_definition_is_rejected(table: Api) -> None:
         ("bucket:id", {"kind": "bloom", "columns": ["id"]}, 400, "partition spec"),
         ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there has the same definition"),
     ]
-    for name, body, status, told in cases:
+    for name, body, status, expected in cases:
         answer = await table("PUT", f"{INDEXES}/{name}", body)
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
-        assert await properties(table) == before, told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
+        assert await properties(table) == before, expected
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(table: Api) -> None:
@@ -142,7 +142,7 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
     one = write(build, "one", index_bytes(build, [*FILES[1:3], gone, replaced]))
     two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
     assert (await register(table, build, one, two)).status == 200
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["files"], found["rows"], found["lag-files"], found["health"]) == (5, 200, 1, "behind")
     assert found["levels"] == {"0": 1, "2": 1}
     assert found["size-in-bytes"] == one["size-in-bytes"] + two["size-in-bytes"]
@@ -152,11 +152,11 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
     }
     three = write(build, "three", index_bytes(build, FILES))
     await register(table, build, three, replaces=[one["location"], two["location"]])
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["files"], found["lag-files"], found["health"]) == (6, 0, "ok")
     assert [file["state"] for file in found["index-files"]] == ["superseded", "superseded", "live"]
     await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    assert (await shown(table))["lag-files"] == 1
+    assert (await load_index(table))["lag-files"] == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
@@ -168,24 +168,24 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     data = index_bytes(build, FILES)
     one = write(build, "one", data)
     await register(table, build, one)
-    assert (await shown(table))["health"] == "ok"
+    assert (await load_index(table))["health"] == "ok"
     if damage == "missing":
         Path(one["location"].removeprefix("file://")).unlink()
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
-    async with running(tmp_path) as server:  # A server that has not read the file before
+    async with running(tmp_path) as server:  # A new server has not read the file yet.
         other = Api(server)
-        assert (await shown(other))["files"] == 0
-        found = await shown(other)
+        assert (await load_index(other))["files"] == 0
+        found = await load_index(other)
         assert (found["health"], found["quarantined"], found["lag-files"]) == ("damaged", 1, 6)
         assert one["location"] in found["index-files"][0]["reason"]
         assert len(await missing(other, build)) == 6
-    assert (await shown(table))["files"] == 0
+    assert (await load_index(table))["files"] == 0
 
 
 async def test_index_property_set_by_an_engine_defines_an_index(table: Api) -> None:
     assert await commit(table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
-    assert (await shown(table, "typed"))["definition"] == "bitmap(data)"
+    assert (await load_index(table, "typed"))["definition"] == "bitmap(data)"
     paused = await define(table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
@@ -202,7 +202,7 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
     assert set(listed[0]) == set(sound) - {"index-files"}
     assert {one for one, value in listed[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await table("DELETE", f"{INDEXES}/sound")).status == 204
-    assert (await shown(table, "bad")) == listed[1]
+    assert (await load_index(table, "bad")) == listed[1]
     assert "no such column" in (await table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
     assert (await table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
     assert (await define(table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
@@ -218,17 +218,17 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(table: A
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
     await _evolve(table, [*fields, renamed], 1)
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["columns"], found["files"]) == (["payload"], 6)
-    assert (await shown(table, "typed"))["columns"] == ["payload"]
+    assert (await load_index(table, "typed"))["columns"] == ["payload"]
     await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
-    found = await shown(table)
+    found = await load_index(table)
     assert (found["health"], found["problem"], found["field-ids"]) == (
         "broken",
         "The column was dropped from the table",
         [2],
     )
-    assert (await shown(table, "typed"))["field-ids"] == [3]
+    assert (await load_index(table, "typed"))["field-ids"] == [3]
 
 
 async def test_paused_index_stays_on_its_column(table: Api) -> None:
@@ -254,7 +254,7 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
     assert [(one["name"], one["kind"], one["definition"]) for one in listed] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))")
     ]
-    assert (await shown(api, "bucket:id_bucket")) == listed[0]
+    assert (await load_index(api, "bucket:id_bucket")) == listed[0]
     assert "partition spec" in (await api("DELETE", f"{INDEXES}/bucket:id_bucket")).error[2]
     assert (await api("POST", f"{INDEXES}/bucket:id_bucket/builds")).error[0] == 400
 
@@ -291,7 +291,7 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
     usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
     usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
-    assert (await shown(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
+    assert (await load_index(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
 
 async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
@@ -305,7 +305,7 @@ async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     assert len(await store.index_files(build["table-uuid"])) == 1
     (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await table("POST", f"/api/v1/dropped/{dropped['id']}/undrop")).status == 200
-    assert (await shown(table))["files"] == 6
+    assert (await load_index(table))["files"] == 6
     assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204

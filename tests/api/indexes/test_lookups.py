@@ -25,7 +25,7 @@ from tests.seeds import examples
 from tests.server.rig import running
 
 Found = tuple[int, str, int]
-"""Number of the key, path, position"""
+"""(number of the key, path, position)"""
 LOOKUP = "/api/v1/tables/db/t/lookup"
 
 
@@ -50,8 +50,11 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def wanted(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
-    """Return all live rows with these keys, by comparison of their texts, because NaN equals NaN here."""
+def expected_rows(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
+    """Return all live rows with these keys.
+
+    The keys are compared as texts, so that NaN equals NaN.
+    """
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for path, position, row in stored.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
@@ -60,17 +63,17 @@ def wanted(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Seq
     )
 
 
-def told(answer: dict[str, Any]) -> list[Found]:
+def found_rows(answer: dict[str, Any]) -> list[Found]:
     assert not any("undecided" in row for row in answer["rows"])
     return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
 
 
-def as_json(key: Row) -> list[Any]:
+def key_as_json(key: Row) -> list[Any]:
     return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
 
 
 async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
-    """Create a table with some files, deletes of the kinds that the version has, and more files."""
+    """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
     stored = await Stored.create(api, **options)
     for _ in range(3):
         files = []
@@ -121,9 +124,9 @@ async def test_lookups_equal_scans_in_every_snapshot(
         for snapshot in stored.snapshots:
             rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
-            answer = await ask(api, list(map(as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
-            expected = wanted(stored, snapshot, keys, ids)
-            assert told(answer) == expected, f"seed {seed}"
+            answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
+            expected = expected_rows(stored, snapshot, keys, ids)
+            assert found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
             assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
@@ -144,7 +147,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
         found = await ask_arrow(api, table, query)
-        expected = wanted(stored, stored.snapshots[-1], keys, (1, 2))
+        expected = expected_rows(stored, stored.snapshots[-1], keys, (1, 2))
         columns = [found.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
@@ -159,7 +162,7 @@ async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api)
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files[:1])
     answer = await ask(api, [5, 105], index="keys")
-    assert told(answer) == [(0, files[0].path, 5)]
+    assert found_rows(answer) == [(0, files[0].path, 5)]
     assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
     assert answer["missing"] == [1]
     await stored.commit(removed=[files[1].path])
@@ -184,7 +187,7 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     await stored.index("keys", "record", ["id"], files[:1])
-    assert told(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
+    assert found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
@@ -211,7 +214,7 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
     file = stored.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await stored.commit([file])
     await stored.index("keys", "record", ["price"], [file])
-    assert told(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [(n, file.path, n) for n in range(4)]
+    assert found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [(n, file.path, n) for n in range(4)]
     await stored.commit(deletes=[stored.equality_deletes([3], [(-0.0,), (float("nan"),)])])
     answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
@@ -253,7 +256,7 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     await stored.commit(deletes=[stored.equality_deletes([2], [("n5",)])])
-    assert told(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
+    assert found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
     answer = await ask(api, [5, 6, 105], index="keys")
     assert [(row["key"], row.get("undecided")) for row in answer["rows"]] == [(0, True), (1, True)]
@@ -287,10 +290,10 @@ async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
         ({"keys": [[1, "a" * (4 << 20)]], "index": "keys"}, 413, "send more as Arrow"),
         ({"keys": [], "index": "keys", "color": "red"}, 400, "color"),
     ]
-    for body, status, told in cases:
+    for body, status, expected in cases:
         answer = await api("POST", LOOKUP, body)
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
 
 
 async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) -> None:
@@ -308,14 +311,14 @@ async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) ->
         (stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
         (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ]
-    for body, status, told in cases:
+    for body, status, expected in cases:
         answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
-        assert answer.error[0] == status, (told, answer.raw)
-        assert told in answer.error[2], told
+        assert answer.error[0] == status, (expected, answer.raw)
+        assert expected in answer.error[2], expected
 
 
-def sharing(form: str, value: str, rows: int) -> pa.Array:
-    """Return `rows` rows with `value`, which is stored once."""
+def repeat_value(form: str, value: str, rows: int) -> pa.Array:
+    """Return an array of `rows` rows that all refer to one stored `value`."""
     if form == "dictionary":
         return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
     if form == "dictionary of a dictionary":
@@ -324,7 +327,7 @@ def sharing(form: str, value: str, rows: int) -> pa.Array:
     if form == "runs":
         return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
     if form == "a run that ends far behind the rows":
-        end = (1 << 64) // len(value)  # Times the length of the value: 0 in 64 bits
+        end = (1 << 64) // len(value)  # Times the length of the value, this is 0 in 64 bits.
         return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
     view = pa.array([value], pa.string_view())
     views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
@@ -338,22 +341,22 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit counts all batches together; during the lookup the values count as bytes of the body."""
+    """The limit applies to all batches together. During the lookup, the values count as bytes of the body."""
     kept: list[int] = []
     keep = RequestSlot.keep
 
-    def counted(slot: RequestSlot, size: int) -> None:
+    def record_size(slot: RequestSlot, size: int) -> None:
         kept.append(size)
         keep(slot, size)
 
-    monkeypatch.setattr(RequestSlot, "keep", counted)
+    monkeypatch.setattr(RequestSlot, "keep", record_size)
     async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
         stored, files = await two_files(api)
         await stored.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
         for batches, refused in ((1, False), (3, True)):
-            batch = sharing(form, "x" * 4096, 100)
+            batch = repeat_value(form, "x" * 4096, 100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = stream(keys)
             assert len(body) < 100_000
@@ -369,7 +372,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
 
 def test_values_shared_on_two_levels_count_for_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
-        assert 409_600 <= compute_expanded_bytes(sharing(form, "x" * 4096, 100)) < 420_000, form
+        assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
     assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
     with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))

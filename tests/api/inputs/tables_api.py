@@ -97,27 +97,27 @@ def changes() -> Iterator[BadInput]:
 def indexes() -> Iterator[BadInput]:
     index = "/api/v1/tables/db/t/indexes/i"
 
-    def put(what: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
+    def put_index(what: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
         return BadInput("Indexes", what, "PUT", path, body, status, type_)
 
     def bloom(*columns: Any, **more: Any) -> dict[str, Any]:
         return {"kind": "bloom", "columns": list(columns), **more}
 
-    yield put("a kind that there is not", {"kind": "btree", "columns": ["id"]})
-    yield put("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
-    yield put("a column that there is not", bloom("idd"))
-    yield put("a function that there is not", bloom("reverse(data)"))
-    yield put("lower of a number", bloom("lower(id)"))
-    yield put("a bucket of no width", bloom("bucket[0](id)"))
-    yield put("two columns in a bloom index", bloom("id", "data"))
-    yield put("no column", bloom())
-    yield put("a share of false positives of 1", bloom("id", fpp=1))
-    yield put("what another kind is told", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1})
-    yield put("a state that there is not", bloom("id", state="asleep"))
-    yield put("pausing what was never defined", {"state": "paused"})
-    yield put("a field nobody knows", bloom("id", columnz=1))
-    yield put("a name with a slash", bloom("id"), f"{index}%2Fj")
-    yield put("the name of what a partition spec makes", bloom("id"), "/api/v1/tables/db/t/indexes/bucket:id")
+    yield put_index("a kind that there is not", {"kind": "btree", "columns": ["id"]})
+    yield put_index("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
+    yield put_index("a column that there is not", bloom("idd"))
+    yield put_index("a function that there is not", bloom("reverse(data)"))
+    yield put_index("lower of a number", bloom("lower(id)"))
+    yield put_index("a bucket of no width", bloom("bucket[0](id)"))
+    yield put_index("two columns in a bloom index", bloom("id", "data"))
+    yield put_index("no column", bloom())
+    yield put_index("a share of false positives of 1", bloom("id", fpp=1))
+    yield put_index("what another kind is told", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1})
+    yield put_index("a state that there is not", bloom("id", state="asleep"))
+    yield put_index("pausing what was never defined", {"state": "paused"})
+    yield put_index("a field nobody knows", bloom("id", columnz=1))
+    yield put_index("a name with a slash", bloom("id"), f"{index}%2Fj")
+    yield put_index("the name of what a partition spec makes", bloom("id"), "/api/v1/tables/db/t/indexes/bucket:id")
     missing = (404, "NotFoundException")
     yield BadInput("Indexes", "dropping what is not there", "DELETE", index, None, *missing)
     yield BadInput("Indexes", "building what is not there", "POST", f"{index}/builds", None, *missing)
@@ -160,7 +160,7 @@ def joins() -> Iterator[BadInput]:
         fields = {"table": ["db", "t"], "on": {"id": "id"}} | more
         return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
 
-    def nested(depth: int) -> dict[str, Any]:
+    def nested_joins(depth: int) -> dict[str, Any]:
         made = join()
         for _ in range(depth - 1):
             made = join(joins=[made])
@@ -212,7 +212,7 @@ def joins() -> Iterator[BadInput]:
     yield ask("a field nobody knows", [join(kind="outer")])
     yield ask("joins within joins that are none", [join(joins={})])
     yield ask("a mistake two levels down", [join(joins=[join(predicate="idd = 1")])])
-    yield ask("five levels", [nested(5)])
+    yield ask("five levels", [nested_joins(5)])
     yield ask("33 joins", [join()] * 33)
     level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
     for what, depth in (("400 levels", 400), ("4,000 levels", 4_000)):

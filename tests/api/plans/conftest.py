@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.api.plans.test_joins import Star, made_star
-from tests.api.plans.test_plan_tables import Late, served
+from tests.api.plans.test_joins import Star, create_star
+from tests.api.plans.test_plan_tables import Late, late_server
 
 
 @pytest.fixture
 async def star(api: Api) -> Star:
-    return await made_star(api)
+    return await create_star(api)
 
 
 @pytest.fixture
 async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
+    async with late_server(tmp_path) as late:
         yield late

@@ -30,7 +30,7 @@ def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str,
 
 
 def tens(count: int) -> list[Any]:
-    """Return files of which file n has the ids from 10 n to 10 n + 9."""
+    """Return `count` files. File n has the ids from 10 n to 10 n + 9."""
     return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
@@ -93,7 +93,10 @@ async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
 
 
 _KEPT: dict[str, list[Manifest]] = {}
-"""The manifests of each manifest list written here: a commit lists those of its parent again."""
+"""The manifests of each manifest list that this module has written.
+
+A commit lists the manifests of its parent again.
+"""
 
 
 def _manifest(

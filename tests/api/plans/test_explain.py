@@ -20,14 +20,14 @@ T = "/api/v1/tables/db/t"
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """Return the API with `db.t`: 20 files in 2 manifests; file n has the ids from 10 n to 10 n + 9."""
+    """Return the API with `db.t`: 20 files in 2 manifests. File n has the ids from 10 n to 10 n + 9."""
     await api.table()
     files = [file_of(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
     await append(api, "t", files, snapshot_id=1, manifests=2)
     return api
 
 
-async def explained(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
+async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     answer = await api("POST", f"{path}/explain", body)
     assert answer.status == 200, answer.raw
     found: dict[str, Any] = answer.json
@@ -35,7 +35,7 @@ async def explained(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
 
 
 async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
-    found = await explained(table, where="id >= 150 AND data < 'm'")
+    found = await explain_table(table, where="id >= 150 AND data < 'm'")
     assert (found["files"], found["bytes"], found["records"], found["delete-files"]) == (5, 50_000, 500, 0)
     assert found["stages"][0] | {"microseconds": 0} == {
         "name": "manifests",
@@ -60,23 +60,23 @@ async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
 
 
 async def test_remaining_files_are_listed_on_request_up_to_a_limit(table: Api) -> None:
-    found = await explained(table, where="id >= 150", files=True, limit=2)
+    found = await explain_table(table, where="id >= 150", files=True, limit=2)
     assert [file["file-path"] for file in found["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
     assert found["files"] == 5
-    assert (await explained(table, where="id > 900", files=True))["kept"] == []
+    assert (await explain_table(table, where="id > 900", files=True))["kept"] == []
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(table: Api) -> None:
-    found = await explained(table, where="id = 5 OR length(data) = 3")
+    found = await explain_table(table, where="id = 5 OR length(data) = 3")
     assert (found["files"], found["not-used"], found["filter"]) == (20, ["LENGTH(data) = 3"], True)
-    found = await explained(table, where="id = 5 AND length(data) = 3")
+    found = await explain_table(table, where="id = 5 AND length(data) = 3")
     assert (found["files"], found["not-used"]) == (1, ["LENGTH(data) = 3"])
 
 
 async def test_explain_accepts_an_iceberg_expression_as_filter(table: Api) -> None:
     wanted = {"type": "lt", "term": "ID", "value": 25}
-    assert (await explained(table, filter=wanted, **{"case-sensitive": False}))["files"] == 3
-    assert (await explained(table))["files"] == 20
+    assert (await explain_table(table, filter=wanted, **{"case-sensitive": False}))["files"] == 3
+    assert (await explain_table(table))["files"] == 20
     answer = await table("POST", f"{T}/explain", {"filter": wanted})
     assert answer.error[:2] == (400, "BadRequestException")
 
@@ -84,10 +84,10 @@ async def test_explain_accepts_an_iceberg_expression_as_filter(table: Api) -> No
 async def test_any_snapshot_can_be_explained(table: Api) -> None:
     more = [file_of("file:///t/20.parquet", 200, 209)]
     await append(table, "t", more, snapshot_id=2, parent=1)
-    assert (await explained(table))["files"] == 21
-    assert (await explained(table, **{"snapshot-id": 1}))["snapshot-id"] == 1
-    assert (await explained(table, ref="main"))["files"] == 21
-    assert (await explained(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
+    assert (await explain_table(table))["files"] == 21
+    assert (await explain_table(table, **{"snapshot-id": 1}))["snapshot-id"] == 1
+    assert (await explain_table(table, ref="main"))["files"] == 21
+    assert (await explain_table(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
 
 
 async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api) -> None:
@@ -104,15 +104,15 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api)
         ({"ref": "nope"}, "nope"),
         ({"ref": "main", "snapshot-id": 1}, "set one of them"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await table("POST", f"{T}/explain", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
     await api.table()
-    found = await explained(api, where="id = 5", files=True)
+    found = await explain_table(api, where="id = 5", files=True)
     assert (found["snapshot-id"], found["files"], found["kept"], found["residuals"]) == (None, 0, [], [])
 
 
@@ -122,14 +122,14 @@ async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
     monkeypatch.setattr(routes, "_IN_THREAD_FILES", 0)
     where = " OR ".join(f"id = {number}" for number in range(500))
     assert len(where) > 2_000
-    assert (await explained(table, where=where))["files"] == 20
+    assert (await explain_table(table, where=where))["files"] == 20
 
 
 async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
     table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
-    found = await explained(table, where="id = 5")
+    found = await explain_table(table, where="id = 5")
     assert (found["residuals"], found["residuals-complete"]) == ([], False)
 
 
@@ -140,9 +140,10 @@ async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_path: Path) -> None:
-    """The test compares files, delete files and residuals of random filters on random tables with the standard's route.
+    """The test compares files, delete files and residuals with the standard's route, for random filters on
+    random tables.
 
-    It leaves out files that pruning kept although their residual is false.
+    The comparison excludes files that pruning kept although their residual is false.
     """
     seen = 0
     for seed in range(300, 330):
@@ -154,7 +155,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
             plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", asked)
             if plan.status != 200 or case.names_of_snapshot:
                 continue
-            found = await explained(lakes, f"/api/v1/tables/db/t{seed}", **asked, files=True, limit=1000)
+            found = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **asked, files=True, limit=1000)
             tasks = plan.json.get("file-scan-tasks", [])
             planned = {task["data-file"]["file-path"] for task in tasks}
             kept = [file["file-path"] for file in found["kept"]]
@@ -167,7 +168,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
-            told = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
-            assert {text: files for text, files in told.items() if text != "false"} == residuals, case
+            reported = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
+            assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
             seen += len(tasks)
     assert seen > 200

@@ -21,7 +21,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
-from tests.api.plans.test_joins import REGIONS, Star, made_star
+from tests.api.plans.test_joins import REGIONS, Star, create_star
 from tests.api.plans.test_plan_tables import As
 from tests.seeds import first_seed
 from tests.server.rig import running
@@ -34,7 +34,7 @@ async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
     return await api("POST", ROUTE, {"query": query, **body})
 
 
-async def explained(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
+async def explain_tables(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
     """Return the explanations by table name."""
     answer = await ask(star, query, **body)
     assert answer.status == 200, answer.raw
@@ -42,14 +42,17 @@ async def explained(star: Star, query: str, **body: Any) -> dict[str, dict[str, 
 
 
 def files_with_rows(star: Star, wanted: set[int]) -> int:
-    """Return the fact files that have a supplier of `wanted`: file n has every fifth supplier from 100 n on."""
+    """Return the number of fact files that have a supplier in `wanted`.
+
+    File n has every fifth supplier from 100 n on.
+    """
     return len({supplier // 100 for supplier in wanted if supplier % 5 == 0})
 
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(star: Star, dialect: str) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s.s_region = 'ASIA' AND f.f_key < 9000"
-    found = await explained(star, query, dialect=dialect)
+    found = await explain_tables(star, query, dialect=dialect)
     assert list(found) == ["fact", "supplier"]
     assert found["fact"]["predicate"] == '"f_key" < 9000'
     assert found["supplier"]["predicate"] == "\"s_region\" = 'ASIA'"
@@ -76,7 +79,7 @@ async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_
         chosen = rng.sample(sorted(parts), rng.randint(1, 3))
         wanted = {n for n in range(2000) if all(parts[part](n) for part in chosen)}
         query = f"SELECT count(*) {JOIN.format(rng.choice(('db', 'sea.db')))} WHERE {' AND '.join(chosen)}"
-        found = await explained(star, query, dialect=rng.choice(("trino", "duckdb")))
+        found = await explain_tables(star, query, dialect=rng.choice(("trino", "duckdb")))
         assert found["fact"]["plan"]["files"] >= files_with_rows(star, wanted), query
         if wanted and not any(part.startswith("f.") for part in chosen):
             assert found["fact"]["plan"]["files"] <= len({n // 100 for n in wanted}), query
@@ -89,7 +92,7 @@ async def test_names_without_a_namespace_use_the_requests_namespace(star: Star) 
     answer = await ask(star, query)
     assert answer.status == 400
     assert "The table fact has no namespace; write NAMESPACE.fact" in answer.json["error"]["message"]
-    found = await explained(star, query, namespace=["db"])
+    found = await explain_tables(star, query, namespace=["db"])
     assert found["fact"]["plan"]["files"] == 1
     assert found["fact"]["reference"] == "fact"
 
@@ -109,7 +112,7 @@ async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: St
     done = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert done.status == 200
     for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
-        found = await explained(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
+        found = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert found["fact"]["plan"]["files"] == files, version
     at = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
     answer = await star("POST", "/api/v1/explain-query", at)
@@ -147,7 +150,7 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
         root, rita = (As(server, secrets[name]) for name in ("root", "rita"))
-        await made_star(root)
+        await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw
         assert (await ask(rita, "SELECT 1 FROM db.fact WHERE f_key = 1")).status == 200
@@ -235,10 +238,10 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
-    plans = {name: one["plan"] for name, one in (await explained(star, query)).items()}
-    told = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
-    assert told["supplier"] == []
-    unknown, unfit = told["fact"]
+    plans = {name: one["plan"] for name, one in (await explain_tables(star, query)).items()}
+    reported = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    assert reported["supplier"] == []
+    unknown, unfit = reported["fact"]
     assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")
     assert unfit[0] == "\"f_key\" = 'x'"
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")

@@ -23,7 +23,7 @@ from tests.seeds import first_seed
 FILES, ROWS = 48, 500
 T = "/api/v1/tables/db/t"
 TARGET = {"write.target-file-size-bytes": "10000"}
-"""The size of the files"""
+"""The target size of the files."""
 
 
 def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +58,7 @@ async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
     return {tuple(one["columns"]): one["files"] for one in found}
 
 
-def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
+def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
     """Return the number of files that have a value within the bounds of each range if rows are in the order of
     `keys`.
     """
@@ -83,12 +83,12 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
         found = await layouts(api, f"id >= {low} AND id <= {low + span}")
         if ("id",) in found:
             seen += 1
-            true = kept_when_laid_out(ids.ravel(), (ids, low, low + span))
+            true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(found["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
         found = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
         seen += 1
-        true = kept_when_laid_out(letters.ravel(), (letters, first, first + 499))
+        true = count_kept_files(letters.ravel(), (letters, first, first + 499))
         assert abs(found["data",] - true) <= max(2, 0.3 * true), first
     assert seen > 15
 
@@ -106,7 +106,7 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
         found = await layouts(
             api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
         )
-        true = kept_when_laid_out(keys, (ids, low, low + 9000), (letters, first, first + 2499))
+        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
         both = next(files for columns, files in found.items() if len(columns) == 2)
         assert both < min(found["id",], found["data",])
         assert true / 2.5 <= both <= 2.5 * true, (low, first)
@@ -146,10 +146,10 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ],
 )
 async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
-    """This includes equal doubles, and doubles whose differences are too small or too large for a double.
+    """Some doubles are equal. Others have differences that are too small or too large for a double.
 
     Args:
-        below: The value that an eighth of the values are below.
+        below: An eighth of the values are below this value.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)

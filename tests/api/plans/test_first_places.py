@@ -35,7 +35,7 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
 
-async def test_new_table_may_have_files_where_its_properties_say(lake: Lake) -> None:
+async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
     held = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
@@ -65,7 +65,7 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
     assert answer.status == 200, answer.raw
 
 
-async def test_location_set_and_removed_by_one_commit_is_not_the_tables(lake: Lake) -> None:
+async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: Lake) -> None:
     home, theirs = (await lake.folder("mine")).parent, await lake.folder("theirs")
     there = f"file://{theirs}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}

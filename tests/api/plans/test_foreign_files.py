@@ -31,7 +31,9 @@ GRANTS = {
 
 
 class Lake:
-    """Two namespaces with a table `t` in each: `theirs`, with one file, and `mine`, where wendy writes."""
+    """Two namespaces with a table `t` in each: `theirs`, whose table has one file, and `mine`, in which wendy
+    may write.
+    """
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
         self._api = api
@@ -164,9 +166,9 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) 
 
 
 async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: Lake) -> None:
-    """This holds for the catalog's writer and for a confined writer.
+    """The server rejects it for a writer of the whole catalog and for a writer of one namespace.
 
-    A link that is created later is not followed either.
+    The server does not follow a link either that is created after the commit.
     """
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     (mine / "data").mkdir(exist_ok=True)
@@ -290,7 +292,7 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
 
 
 async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
-    """Views are cached by the path of the manifest list, and built with the specs of the first table that uses it."""
+    """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.folder("theirs")
     file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
     made = manifest_list(folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)])
@@ -325,7 +327,7 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake,
 
 @pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
 async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake: Lake, overwritten: str) -> None:
-    """Files that an expired snapshot names are deleted only in the table's own locations."""
+    """Expiration deletes the files of an expired snapshot only in the table's own locations."""
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     metadata = mine / "metadata"
     for number in (7, 8):

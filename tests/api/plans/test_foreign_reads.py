@@ -19,8 +19,8 @@ from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manif
 lake = test_foreign_files.lake
 
 
-def _written(path: Path) -> DataFile:
-    """Return a file with the text SECRET and without bounds."""
+def _write_secret_file(path: Path) -> DataFile:
+    """Write a file with the text SECRET, and return its entry without bounds."""
     fields = [
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
         for number, (name, kind) in enumerate((("id", pa.int64()), ("data", pa.string())), 1)
@@ -32,8 +32,8 @@ def _written(path: Path) -> DataFile:
     return DataFile(f"file://{path}", 0, "PARQUET", 0, (), 1, len(out.getvalue()), {}, split_offsets=[4])
 
 
-async def _ask(lake: Lake, value: str, **body: Any) -> Answer:
-    """Ask whether a row with this text was added since the table was empty."""
+async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
+    """Send a change that fails if a row with this text was added since the table was empty."""
     mine = await lake.folder("mine")
     added = {"spec-id": 0, "content": "data", "file-path": f"file://{mine}/data/x{value}.parquet", "partition": []}
     added |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}
@@ -44,23 +44,23 @@ async def _ask(lake: Lake, value: str, **body: Any) -> Answer:
 
 async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    secret = _written(theirs / "data" / "victim.parquet")
+    secret = _write_secret_file(theirs / "data" / "victim.parquet")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
     assert (await lake.commit("wendy", "mine", 7, made)).status == 200
-    # Both are overwritten after the commit.
+    # The test overwrites both after the commit.
     manifest_list(mine / "metadata" / "l.avro", [manifest(mine / "metadata" / "own.avro", [secret], 7)])
     for value in (SECRET, "another"):
-        assert (await _ask(lake, value)).error[:2] == (403, "ForbiddenException"), value
+        assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
-    own = manifest(mine / "metadata" / "own.avro", [_written(mine / "data" / "a.parquet")], 7)
+    own = manifest(mine / "metadata" / "own.avro", [_write_secret_file(mine / "data" / "a.parquet")], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
     assert (await lake.commit("wendy", "mine", 7, made)).status == 200
-    assert (await _ask(lake, SECRET)).error[0] == 409
-    assert (await _ask(lake, "another")).status == 200
+    assert (await _send_change(lake, SECRET)).error[0] == 409
+    assert (await _send_change(lake, "another")).status == 200
 
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
@@ -70,10 +70,10 @@ async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> 
     assert (await lake.commit("wendy", "mine", 7, manifest_list(mine / "metadata" / "l7.avro", [own]))).status == 200
     assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
     foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{theirs}/x", 1, 9)], 7, write=False)
-    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The list of an earlier snapshot
+    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
     remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
     for body in ({}, remove):
-        answer = await _ask(lake, "another", **body)
+        answer = await _send_change(lake, "another", **body)
         assert answer.error[0] == 403, answer.raw
         assert SECRET not in answer.raw.decode()
 
@@ -86,11 +86,11 @@ def _manifest(
     data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
     if write:
         path.write_bytes(data)
-    told = {
+    reported = {
         status: (count, 100 * count) for status, count in zip((ADDED, EXISTING, DELETED), (*counts, 0), strict=True)
     }
     numbers = (0, 0, sequence, sequence, snapshot_id)
-    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=told)
+    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported)
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
@@ -117,7 +117,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
 
     secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    told = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    reported = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
     first = _manifest(mine / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
@@ -128,10 +128,10 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     assert await commit(12, "b", 11, 2, [_manifest(mine / "m2.avro", merged, 12, 2, 1, 1)]) == 200
     third = _manifest(mine / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
-    # Overwritten after the commit: the list of the current snapshot names the other table's manifest.
+    # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
     manifest_list(mine / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own = _manifest(mine / "n1.avro", stale, 2, 9, 1, 1)
-    assert await commit(2, "b", 11, 9, [own, told]) == 400
-    assert await commit(2, "b", 11, 9, [own, told], "root") == 409, "who may write everything rebases none either"
+    assert await commit(2, "b", 11, 9, [own, reported]) == 400
+    assert await commit(2, "b", 11, 9, [own, reported], "root") == 409, "who may write everything rebases none either"
     assert not list(mine.glob("*-m*.avro")), "the server has written no manifest"

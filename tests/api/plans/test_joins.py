@@ -16,7 +16,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
-from tests.api.indexes.test_cold import far_away
+from tests.api.indexes.test_cold import delay_whole_files
 from tests.api.plans.test_plan_tables import As
 from tests.planner.lakes.stars import Col, StarTable
 from tests.server.rig import running
@@ -35,8 +35,8 @@ REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 class Star:
     """A star schema.
 
-    `db.fact` has 20 files; file n has the suppliers from 100 n on. `db.supplier` has 2,000 suppliers, every
-    fourth of one region. `db.nation` has 25 nations, assigned to suppliers in turn.
+    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth is
+    of one region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
     """
 
     fact: StarTable
@@ -56,7 +56,7 @@ class Star:
         found: dict[str, Any] = answer.json
         return found
 
-    async def kept(self, *joins: dict[str, Any], **body: Any) -> list[int]:
+    async def kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
         answer = await self("POST", f"{OWN}/fact/explain", {**body, "joins": list(joins), "files": True})
         assert answer.status == 200, answer.raw
@@ -67,7 +67,7 @@ class Star:
         return sorted(paths[one["file-path"]] for one in answer.json["kept"])
 
 
-async def made_star(api: Api) -> Star:
+async def create_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
     files = [star.fact.file([_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
@@ -95,10 +95,10 @@ def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
-    assert await star.kept(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
-    assert await star.kept(supplier("s_key IN (255, 1990)")) == [2, 19]
-    assert await star.kept(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
-    assert await star.kept(supplier("s_key > 5000")) == []
+    assert await star.kept_files(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
+    assert await star.kept_files(supplier("s_key IN (255, 1990)")) == [2, 19]
+    assert await star.kept_files(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
+    assert await star.kept_files(supplier("s_key > 5000")) == []
 
 
 async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
@@ -117,7 +117,7 @@ async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> Non
 
 async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
     upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
-    assert await star.kept(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
+    assert await star.kept_files(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
 
 
 async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
@@ -134,13 +134,13 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
     assert (await star.plan(supplier("s_key >= 1900")))["joins"][0]["keys"] == 100
-    for file in star.supplier.data:  # Its columns are in memory now.
+    for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
-    told = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
-    assert (told["keys"], told["snapshot-id"]) == (150, 2)
-    told = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
-    assert (told["keys"], told["snapshot-id"]) == (50, 1)
+    reported = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
+    assert (reported["keys"], reported["snapshot-id"]) == (150, 2)
+    reported = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (reported["keys"], reported["snapshot-id"]) == (50, 1)
 
 
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
@@ -150,9 +150,9 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert [(one["used"], one["keys"]) for one in made["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in made["joins"][0]["reason"]
     assert made["files"] == 1
-    # Of several columns, the usable ones are used.
+    # If a join has several columns, the server uses those that it can use.
     both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
-    assert await star.kept(both) == [0]
+    assert await star.kept_files(both) == [0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
 )
 async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     async with running(tmp_path, **settings) as server:
-        star = await made_star(Api(server))
+        star = await create_star(Api(server))
         made = await star.plan(supplier("s_region = 'ASIA'"))
         assert [one["used"] for one in made["joins"]] == [False]
         assert reason in made["joins"][0]["reason"]
@@ -178,7 +178,7 @@ async def test_missing_data_file_skips_the_join(star: Star) -> None:
     assert (made["joins"][0]["used"], made["files"]) == (False, 20)
 
 
-def nested(levels: int) -> dict[str, Any]:
+def nested_joins(levels: int) -> dict[str, Any]:
     join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
     for _ in range(levels - 2):
         join = {**join, "joins": [join]}
@@ -197,15 +197,15 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([{"table": ["db", "supplier"]}], "on"),
         ([{**supplier(), "where": "true"}], "where"),
         ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
-        ([nested(5)], "deeper than 4"),
+        ([nested_joins(5)], "deeper than 4"),
         ([supplier()] * 33, "has 33 joins"),
     ]
-    for joins, told in cases:
+    for joins, expected in cases:
         for route in ("plan-tables", "explain"):
             code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
-            assert (code, kind) == (400, "BadRequestException"), told
-            assert told in message, told
-    assert (await star.plan(nested(4)))["joins"][3]["used"]
+            assert (code, kind) == (400, "BadRequestException"), expected
+            assert expected in message, expected
+    assert (await star.plan(nested_joins(4)))["joins"][3]["used"]
 
 
 async def test_missing_joined_table_is_not_found(star: Star) -> None:
@@ -225,7 +225,7 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
         root, rita = (As(server, secrets[name]) for name in grants)
-        await made_star(root)
+        await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw
         theirs = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
@@ -249,20 +249,20 @@ async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
 
 
-ELSEWHERE = "s_nation IN (1, 6, 11, 16, 21)"
-"""Values of 400 suppliers that occur in no file, although each file has lesser and greater values."""
+MISSING_SUPPLIERS = "s_nation IN (1, 6, 11, 16, 21)"
+"""400 suppliers that occur in no file, although they are within the bounds of each file."""
 
 
 async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path) -> None:
     async with running(tmp_path, index_whole_bytes=0) as server:
-        star = await made_star(Api(server))
+        star = await create_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
-        storage = far_away(server)
-        answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+        storage = delay_whole_files(server)
+        answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
         assert (answer["files"], answer["complete"]) == (20, False)
         storage.let_go()
         for _ in range(1000):
-            answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+            answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
             if answer["complete"]:
                 break
             await asyncio.sleep(0.05)
@@ -272,7 +272,7 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
 @pytest.mark.parametrize("part", range(8))
 async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: int) -> None:
     async with running(tmp_path) as server:
-        star = await made_star(Api(server))
+        star = await create_star(Api(server))
         for column in ("f_supplier", "f_key"):
             await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
         for path in tmp_path.glob("warehouse/**/*.puffin"):
@@ -280,8 +280,8 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
             for at in range(part, len(data), max(8, len(data) // 60)):
                 data[at] ^= 0x55
             path.write_bytes(data)
-        joins = [supplier(f"{ELSEWHERE} OR s_key = 705")]
-        assert 7 in await star.kept(*joins, where="f_key < 9000 AND f_key <> 3")
+        joins = [supplier(f"{MISSING_SUPPLIERS} OR s_key = 705")]
+        assert 7 in await star.kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
 async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
@@ -306,8 +306,8 @@ async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star)
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
-    assert await star.kept(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
-    assert await star.kept(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
+    assert await star.kept_files(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
+    assert await star.kept_files(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
 
 
 async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw
-        (told,) = answer.json["joins"]
-        assert not told["used"]
-        assert "decoded it takes more than 1,048,576 bytes" in told["reason"]
+        (reported,) = answer.json["joins"]
+        assert not reported["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in reported["reason"]
         assert answer.json["files"] == 3

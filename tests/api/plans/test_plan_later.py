@@ -1,4 +1,4 @@
-"""Tests of plans that take long: answered later under an id, awaited, cancelled, and left by a server that stops."""
+"""Tests of plans that take long: the server answers later under an id, and clients await or cancel the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.test_bodies import make_tokens
 
 
 class Slow:
-    """A planner whose plans wait for `go`, and that reports `undecoded` entries before the plan."""
+    """A planner whose plans wait for `go`. Before the plan, it reports `undecoded` entries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
@@ -79,7 +79,8 @@ async def test_cancelled_plan_is_not_continued(planned: Api, monkeypatch: pytest
     asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
-    # Not "cancelled": another client may have the same plan. A client that cancelled does not ask again.
+    # The answer is not "cancelled", because another client may have the same plan. A client that has cancelled does not
+    # poll.
     assert (await asked).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
@@ -95,17 +96,19 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
 
-        async def by(who: str, method: str, path: str, body: Any = None) -> Any:
+        async def send_as(who: str, method: str, path: str, body: Any = None) -> Any:
             return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
 
-        assert (await by("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
-        await append(cast(Api, partial(by, "root")), "t", tens(3), snapshot_id=1)
-        rita, ron = [(await by(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
+        assert (
+            await send_as("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        ).status == 200
+        await append(cast(Api, partial(send_as, "root")), "t", tens(3), snapshot_id=1)
+        rita, ron = [(await send_as(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
         assert rita == ron
         monkeypatch.setattr(planning, "POLL_S", 60)
-        asked = asyncio.create_task(by("rita", "GET", f"{T}/plan/{rita}"))
+        asked = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
         await asyncio.sleep(0)
-        assert (await by("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
+        assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
         slow.go.set()
         done = await asked
         assert done.json["status"] == "completed"

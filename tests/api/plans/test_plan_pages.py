@@ -1,4 +1,4 @@
-"""Tests of plans in pages: plan tasks cover every file once, on every replica, whatever is committed or expires."""
+"""Tests of plans in pages: plan tasks have every file once, on every replica, after any commits and expirations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.rig import running
 
 @pytest.fixture
 async def paged(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API like `planned`, where every answer of more than 2 files is split into pages of 4."""
+    """Return an API like `planned`, but the server splits every answer of more than 2 files into pages of 4."""
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
@@ -42,7 +42,7 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(page
 
 
 async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paged: Api) -> None:
-    """Our own client sends these options; other clients receive only fields of the standard."""
+    """Seamark's client sends these options. Other clients receive only the fields of the standard."""
     where = {"filter": {"type": "gt", "term": "id", "value": 5}}
     for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
         whole = await paged("POST", f"{T}/plan", {**where, **more})
@@ -85,7 +85,10 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     paged: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica short of time keeps files that this replica prunes: pages divide the view, not the plan's result."""
+    """A replica without enough time keeps files that this replica prunes.
+
+    So pages divide the view, not the plan's result.
+    """
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
     whole = await paged("POST", f"{T}/plan", where)
     assert await pages(paged, whole) == [1, 9, 10, 18, 25]
@@ -119,7 +122,7 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
 
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: Api) -> None:
-    """The start is exclusive: after its expiry, scans from it continue, and so do their pages."""
+    """The start snapshot is exclusive. After its expiry, scans from it continue to work, and so do their pages."""
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
     before = await paged("POST", f"{T}/plan", between)
@@ -129,7 +132,7 @@ async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: 
 
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
-    """Without a start it begins with the oldest known snapshot, whose expiry must not change the meaning of pages."""
+    """A scan without a start begins with the oldest snapshot. The expiry of that snapshot must not change the pages."""
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
     await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
     whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
@@ -165,20 +168,23 @@ SHORT = {"X-Seamark-Residuals": "short"}
 LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
 
 
-async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
-    """Return the tasks of an answer and, recursively, of its plan tasks; check each answer's bytes of residuals."""
+async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
+    """Return the scan tasks of an answer and, recursively, of its plan tasks.
+
+    Check that the residuals of each answer have at most `residual_bytes` bytes.
+    """
     assert answer.status == 200, answer.raw
     found = answer.json["file-scan-tasks"]
     assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)
-        found = found + await fetched(api, page, headers, residual_bytes)
+        found = found + await fetch_tasks(api, page, headers, residual_bytes)
     return found
 
 
 @pytest.fixture
 async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API where an answer has space for about three residuals of `LISTED`."""
+    """Return an API whose answers have space for about three residuals of `LISTED`."""
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
@@ -192,7 +198,7 @@ async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_
 ) -> None:
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
     assert len(whole.json["plan-tasks"]) > 5
-    tasks = await fetched(narrow, whole, headers, 60_000)
+    tasks = await fetch_tasks(narrow, whole, headers, 60_000)
     assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
     assert all(task["residual-filter"] == {**LISTED, "values": ANY} for task in tasks)
     assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
@@ -202,9 +208,10 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
     for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
         answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
         assert numbers(answer) == list(range(30))
-        told = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
-        assert {one and one["type"] for one in told} == {residual}
-    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)  # No cached answer of another client
+        reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
+        assert {one and one["type"] for one in reported} == {residual}
+    # The answer is not the cached answer of another client.
+    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert "plan-tasks" in again.json
 
 
@@ -215,7 +222,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
         await append(api, "t", tens(30), snapshot_id=1)
         short = await api("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
         assert len(short.json["plan-tasks"]) == 2
-        tasks = await fetched(api, short, JAVA, 60_000)
+        tasks = await fetch_tasks(api, short, JAVA, 60_000)
         assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
         assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
 
@@ -224,7 +231,7 @@ async def test_plan_task_too_large_for_one_answer_is_split_again(narrow: Api, mo
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5
-    tasks = await fetched(narrow, whole, JAVA, 60_000)
+    tasks = await fetch_tasks(narrow, whole, JAVA, 60_000)
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 

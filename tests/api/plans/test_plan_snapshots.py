@@ -1,6 +1,4 @@
-"""Tests of plans as snapshots for requests with `X-Seamark-Plans`: who sees them and for how long, and what
-drops them.
-"""
+"""Tests of plans as snapshots, which only requests with `X-Seamark-Plans` see: their lifetime, and their removal."""
 
 from __future__ import annotations
 
@@ -10,39 +8,41 @@ from typing import Any
 
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
+from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, late_server, plans
 from tests.planner.lakes.entries import listed, whole
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
 OTHERS = {"X-Seamark-Plans": "trino-2"}
 
 
-async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any) -> dict[str, Any]:
+async def make_plan(
+    late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any
+) -> dict[str, Any]:
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
     assert answer.status == 200, answer.raw
     found: dict[str, Any] = answer.json
     return found
 
 
-async def shown(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
+async def load_snapshots(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
     """Return the snapshots in the answer of loadTable."""
     answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {one["snapshot-id"]: one for one in answer.json["metadata"]["snapshots"]}
 
 
-async def leased(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
+async def request_lease(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
     body = {"snapshot-ids": ids, "lease-s": lease_s}
     return await late("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
 
 
 async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) -> None:
-    real = (await shown(late, {}))[1]
-    plan = await made(late)
+    real = (await load_snapshots(late, {}))[1]
+    plan = await make_plan(late)
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
     assert plan_id > 1 << 31
-    seen = await shown(late)
+    seen = await load_snapshots(late)
     assert set(seen) == {1, plan_id}
     assert seen[1] == real
     one = seen[plan_id]
@@ -52,8 +52,8 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
     assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHERS):
         for query in ("", "?snapshots=refs"):
-            assert set(await shown(late, headers, query)) == {1}
-    assert set(await shown(late, query="?snapshots=refs")) == {1, plan_id}
+            assert set(await load_snapshots(late, headers, query)) == {1}
+    assert set(await load_snapshots(late, query="?snapshots=refs")) == {1, plan_id}
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
@@ -65,14 +65,14 @@ async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
 
     for query in ("", "?snapshots=refs"):
         without = (await tag(query=query))[1]
-        plan_id = (await made(late, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
+        plan_id = (await make_plan(late, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
         status, within = await tag(without, query)
         assert (status, within != without) == (200, True)
         assert await tag(within, query) == (304, within)
         answer = await late("GET", f"{STANDARD}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
-        await leased(late, [plan_id], 0)
+        await request_lease(late, [plan_id], 0)
         assert await tag(within, query) == (200, without)
 
 
@@ -95,8 +95,8 @@ async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> Non
 
 
 async def test_plan_made_as_a_snapshot_has_no_usable_name(late: Late, tmp_path: Path) -> None:
-    """A reader can compute the name under which the store keeps it."""
-    await made(late)
+    """A reader can compute the name under which the database stores the plan. The server must not accept it."""
+    await make_plan(late)
     store = late.server.components.store
     digests = {one.name[:32] for one in plans(tmp_path)}
     assert len(digests) == 1
@@ -109,31 +109,31 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(late: Late, tmp_path: 
 
 
 async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late: Late) -> None:
-    first, second = [(await made(late, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
-    assert (await leased(late, [first, 77], 0)).json == {"found": 1}
-    assert set(await shown(late)) == {1, second}
-    assert (await made(late))["plan-snapshot-id"] == first
-    assert set(await shown(late)) == {1, first, second}
+    first, second = [(await make_plan(late, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
+    assert (await request_lease(late, [first, 77], 0)).json == {"found": 1}
+    assert set(await load_snapshots(late)) == {1, second}
+    assert (await make_plan(late))["plan-snapshot-id"] == first
+    assert set(await load_snapshots(late)) == {1, first, second}
     late.clock.ahead_ms += LEASE_S * 900
-    assert (await leased(late, [second], LEASE_S)).json == {"found": 1}
+    assert (await request_lease(late, [second], LEASE_S)).json == {"found": 1}
     late.clock.ahead_ms += LEASE_S * 200
-    assert set(await shown(late)) == {1, second}
-    assert (await leased(late, [second], 0, OTHERS)).json == {"found": 0}
+    assert set(await load_snapshots(late)) == {1, second}
+    assert (await request_lease(late, [second], 0, OTHERS)).json == {"found": 0}
     late.clock.ahead_ms += LEASE_S * 1000
-    assert set(await shown(late)) == {1}
+    assert set(await load_snapshots(late)) == {1}
 
 
 async def test_plan_withdrawn_by_one_holder_stays_for_another(late: Late) -> None:
-    first, second = [(await made(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
+    first, second = [(await make_plan(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
     assert first != second
-    assert (await made(late, holder="a"))["plan-snapshot-id"] == first
-    await leased(late, [first], 0)
-    assert set(await shown(late)) == {1, second}
+    assert (await make_plan(late, holder="a"))["plan-snapshot-id"] == first
+    await request_lease(late, [first], 0)
+    assert set(await load_snapshots(late)) == {1, second}
 
 
 async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
     """Under a later schema, `id` may be another column."""
-    before = (await made(late))["plan-snapshot-id"]
+    before = (await make_plan(late))["plan-snapshot-id"]
     renamed = {
         "type": "struct",
         "schema-id": 1,
@@ -147,14 +147,14 @@ async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
-    after = (await made(late, "old = 5"))["plan-snapshot-id"]
-    seen = await shown(late)
+    after = (await make_plan(late, "old = 5"))["plan-snapshot-id"]
+    seen = await load_snapshots(late)
     assert (seen[before]["schema-id"], seen[after]["schema-id"]) == (0, 1)
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: Late) -> None:
-    """expire_snapshots does this through a catalog with the header, and then deletes the plan's files."""
-    plan_id = (await made(late))["plan-snapshot-id"]
+    """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
+    plan_id = (await make_plan(late))["plan-snapshot-id"]
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
     uuid = (await late.load("t"))["metadata"]["table-uuid"]
@@ -162,31 +162,31 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: La
     answer = await late("POST", f"{STANDARD}/t", body, headers=PLANS)
     assert answer.status == 200, answer.raw
     assert [one["snapshot-id"] for one in answer.json["metadata"]["snapshots"]] == [2]
-    assert set(await shown(late)) == {2}
-    again = (await made(late))["plan-snapshot-id"]
+    assert set(await load_snapshots(late)) == {2}
+    again = (await make_plan(late))["plan-snapshot-id"]
     assert again != plan_id
     change = {"identifier": {"namespace": ["db"], "name": "t"}, **body}
     change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [again]}]
     answer = await late("POST", "/v1/transactions/commit", {"table-changes": [change]}, headers=PLANS)
     assert answer.status == 204, answer.raw
-    assert set(await shown(late)) == {2}
+    assert set(await load_snapshots(late)) == {2}
 
 
 async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(late: Late, tmp_path: Path) -> None:
-    old = (await made(late))["plan-snapshot-id"]
+    old = (await make_plan(late))["plan-snapshot-id"]
     files = set(plans(tmp_path))
     body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
     assert (await late("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
-    new = (await made(late))["plan-snapshot-id"]
+    new = (await make_plan(late))["plan-snapshot-id"]
     assert new != old
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
-    assert set(await shown(late)) == {1, new}
+    assert set(await load_snapshots(late)) == {1, new}
 
 
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late) -> None:
-    plan_id = (await made(late))["plan-snapshot-id"]
-    snapshot = (await shown(late))[plan_id]
+    plan_id = (await make_plan(late))["plan-snapshot-id"]
+    snapshot = (await load_snapshots(late))[plan_id]
     renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
     refused = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
@@ -205,12 +205,12 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late)
 
 
 async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:
-    async with served(tmp_path, plan_snapshots_limit=3) as late:
+    async with late_server(tmp_path, plan_snapshots_limit=3) as late:
         ids = []
         for number in range(5):
-            ids.append((await made(late, f"id = {10 * number}"))["plan-snapshot-id"])
+            ids.append((await make_plan(late, f"id = {10 * number}"))["plan-snapshot-id"])
             late.clock.ahead_ms += 10
-        assert set(await shown(late)) == {1, *ids[2:]}
+        assert set(await load_snapshots(late)) == {1, *ids[2:]}
 
 
 async def test_invalid_plans_header_or_lease_is_rejected(late: Late) -> None:
@@ -220,17 +220,17 @@ async def test_invalid_plans_header_or_lease_is_rejected(late: Late) -> None:
             answer = await late(method, path, body, headers={"X-Seamark-Plans": value})
             assert answer.error[:2] == (400, "BadRequestException"), (value, path)
             assert "X-Seamark-Plans" in answer.error[2]
-    plan_id = (await made(late))["plan-snapshot-id"]
+    plan_id = (await make_plan(late))["plan-snapshot-id"]
     for ids, lease_s in (([], 5), ([plan_id], -1), (["x"], 5), ([1 << 63], 5), ([1] * 1001, 5), ([plan_id], None)):
-        assert (await leased(late, ids, lease_s)).error[:2] == (400, "BadRequestException")
-    assert "X-Seamark-Plans" in (await leased(late, [plan_id], 5, {})).error[2]
+        assert (await request_lease(late, ids, lease_s)).error[:2] == (400, "BadRequestException")
+    assert "X-Seamark-Plans" in (await request_lease(late, [plan_id], 5, {})).error[2]
     assert (await late("POST", f"{OWN}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
-    assert set(await shown(late)) == {1, plan_id}
+    assert set(await load_snapshots(late)) == {1, plan_id}
 
 
 async def test_plan_cannot_be_registered_as_a_table(late: Late) -> None:
-    """Its files are deleted after the end of its lease."""
-    plan = await made(late, headers={})
+    """The server deletes the plan's files after the end of its lease."""
+    plan = await make_plan(late, headers={})
     loaded = await late("GET", f"{STANDARD}/{plan['name']}")
     location = loaded.json["metadata-location"]
     register = STANDARD.replace("/tables", "/register")
@@ -238,4 +238,4 @@ async def test_plan_cannot_be_registered_as_a_table(late: Late) -> None:
         answer = await late("POST", register, {**body, "metadata-location": location})
         assert answer.status == 400, answer.raw
         assert "belongs to a plan" in answer.json["error"]["message"]
-    assert set(await shown(late)) == {1}
+    assert set(await load_snapshots(late)) == {1}

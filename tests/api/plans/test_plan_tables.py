@@ -37,7 +37,7 @@ class As(Api):
 class Late(Api):
     """A server whose clock can be advanced.
 
-    `db.t` has 30 files in 3 manifests; file n has the ids from 10 n on.
+    `db.t` has 30 files in 3 manifests. File n has the ids from 10 n to 10 n + 9.
     """
 
     clock: LateClock
@@ -54,7 +54,7 @@ class Late(Api):
         found: dict[str, Any] = answer.json
         return found
 
-    async def held(self, name: str) -> list[int]:
+    async def files_of_plan(self, name: str) -> list[int]:
         """Return the numbers of the files in the plan table with this name."""
         return numbers(await self.load(name))
 
@@ -66,7 +66,7 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
+async def late_server(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
     clock = LateClock()
     lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
     async with running(tmp_path, clock=clock, **lengths, **given) as server:
@@ -126,13 +126,13 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 ) -> None:
     made = await late.plan(**body)
     assert (made["files"], made["considered-files"]) == (len(kept), 30)
-    assert await late.held(made["name"]) == kept
+    assert await late.files_of_plan(made["name"]) == kept
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Late) -> None:
     """Two columns have swapped their names since, so each name now belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert await late.held((await late.plan(predicate="id = 5", **past))["name"]) == [0]
+    assert await late.files_of_plan((await late.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
@@ -142,7 +142,7 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Lat
     assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
     made = await late.plan(predicate="data = 5", **past)
     assert (made["name"], made["snapshot-id"]) == (None, 1)
-    assert await late.held((await late.plan(predicate="data = 5"))["name"]) == [0]
+    assert await late.files_of_plan((await late.plan(predicate="data = 5"))["name"]) == [0]
 
 
 async def test_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
@@ -166,11 +166,11 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) 
         ({"kept-max": -0.1}, "kept-max is -0.1"),
         ({"where": "id = 5"}, "where"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await late("POST", f"{OWN}/t/plan-tables", body)
         code, kind, message = answer.error
-        assert (code, kind) == (400, "BadRequestException"), told
-        assert told in message, told
+        assert (code, kind) == (400, "BadRequestException"), expected
+        assert expected in message, expected
 
 
 async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(
@@ -182,7 +182,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
         assert (made["name"] is not None) == (share >= 10 / 30), share
         assert (made["expires-at-ms"] is None) == (made["name"] is None)
         assert bool(plans(tmp_path)) == (wanted is not None or share == 0.0)
-    # An existing plan is not revealed either.
+    # The answer does not reveal either that the plan exists.
     assert (await late.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await late.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
@@ -201,7 +201,10 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """The reader then reads the table itself; the plan table could lose files with rows of its query."""
+    """This reader would lose files with rows of its query if it read the plan table.
+
+    It reads the table itself instead.
+    """
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
     async with running(tmp_path, **limits) as server:
         api = Api(server)
@@ -241,11 +244,11 @@ async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: 
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
-    """Otherwise later requests would get too many files for as long as anyone renews the plan."""
-    async with served(tmp_path, plan_time_budget_s=0) as late:
+    """Otherwise later requests would get too many files while any reader renews the plan."""
+    async with late_server(tmp_path, plan_time_budget_s=0) as late:
         made = [await late.plan(predicate="id = 5") for _ in range(3)]
         assert len({one["name"] for one in made}) == 3
-        assert [await late.held(one["name"]) for one in made] == [list(range(30))] * 3
+        assert [await late.files_of_plan(one["name"]) for one in made] == [list(range(30))] * 3
 
 
 async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_path: Path) -> None:
@@ -255,11 +258,11 @@ async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_pa
 
 
 async def test_files_of_only_one_server_stay_when_two_make_one_plan(late: Late, tmp_path: Path) -> None:
-    """Requests with different leases do not share a flight, and neither do two processes."""
+    """Single flight joins neither requests with different leases nor requests to two processes."""
     made = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {one["name"] for one in made}
     assert len(plans(tmp_path)) == 3
-    assert await late.held(name) == [0]
+    assert await late.files_of_plan(name) == [0]
     assert max(one["expires-at-ms"] for one in made) > late.clock.now_ms() + 100_000
 
 
@@ -294,15 +297,15 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(late: Late, tmp
     assert again["expires-at-ms"] >= made["expires-at-ms"] + LEASE_S * 500
     late.clock.ahead_ms += LEASE_S * 1100
     assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
-    # Its files still exist, so another lease reuses them.
+    # The plan's files still exist, so another lease reuses them.
     back = await late.plan(predicate="id = 5")
     assert back["name"] == made["name"]
     assert plans(tmp_path) == files
-    assert await late.held(back["name"]) == [0]
+    assert await late.files_of_plan(back["name"]) == [0]
 
 
 async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp_path: Path) -> None:
-    """A statement that waits renews the name, because a repeated request after a commit would make another plan."""
+    """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
     name = (await late.plan(predicate="id = 5"))["name"]
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
@@ -310,12 +313,12 @@ async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp
         late.clock.ahead_ms += LEASE_S * 900
         answer = await late("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
         assert answer.json == {"expires-at-ms": pytest.approx(late.clock.now_ms() + LEASE_S * 1000, abs=5000)}
-        assert await late.held(name) == [0]
-    # An expired name is valid again with its files, and not without.
+        assert await late.files_of_plan(name) == [0]
+    # An expired name is valid again while its files exist.
     late.clock.ahead_ms += LEASE_S * 1100
     assert (await late("HEAD", f"{STANDARD}/{name}")).status == 404
     assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
-    assert await late.held(name) == [0]
+    assert await late.files_of_plan(name) == [0]
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await late.server.components.housekeeping.round()
     for gone in (name, NAME, "t", "nosuch"):
@@ -333,11 +336,11 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     late.clock.ahead_ms += 2000
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(plans(tmp_path)) == 3
-    assert await late.held(other["name"]) == [1]
+    assert await late.files_of_plan(other["name"]) == [1]
     assert await late.server.components.store.list_retired_plan_tables(None, 10) == []
     again = await late.plan(predicate="id = 5")
     assert again["name"] == made["name"]
-    assert await late.held(again["name"]) == [0]
+    assert await late.files_of_plan(again["name"]) == [0]
     assert len(plans(tmp_path)) == 6
 
 
@@ -356,7 +359,7 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(late: Late,
     objects.delete = meanwhile  # type: ignore[method-assign]
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert old.isdisjoint(plans(tmp_path))
-    assert await late.held(made["name"]) == [0]
+    assert await late.files_of_plan(made["name"]) == [0]
 
 
 async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) -> None:
@@ -369,7 +372,7 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) 
     await append(late, "t", tens(3), snapshot_id=1)
     fresh = await late.plan(predicate="id = 5")
     assert fresh["name"] != made["name"]
-    assert await late.held(fresh["name"]) == [0]
+    assert await late.files_of_plan(fresh["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await late("POST", "/v1/tables/rename", body)).status == 204
     assert (await late("GET", f"{STANDARD}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
@@ -379,10 +382,10 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) 
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: Late) -> None:
     made = await late.plan(predicate="id = 5")
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
-    assert await late.held(made["name"]) == [0]
+    assert await late.files_of_plan(made["name"]) == [0]
     gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await late("POST", f"{STANDARD}/t", gone)).status == 200
-    assert await late.held(made["name"]) == [0]
+    assert await late.files_of_plan(made["name"]) == [0]
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]
 
@@ -464,7 +467,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         code, kind, message = (await late(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)
-    assert await late.held(made) == [0]
+    assert await late.files_of_plan(made) == [0]
     assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
 
 
@@ -508,7 +511,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         by_plan = (await deep("GET", f"{STANDARD}/{name}")).error
         assert by_plan == (await deep("GET", f"{STANDARD}/t")).error
         assert (await deep("HEAD", f"{STANDARD}/{name}")).status == 403
-        # A user without rights does not learn either whether the plan exists.
+        # A user without rights does not learn whether the plan exists.
         assert by_plan == (await deep("GET", f"{STANDARD}/{NAME}")).error
 
 

@@ -1,4 +1,4 @@
-"""Tests of repeated requests for plan tables: a remembered answer holds only for the table as it was then."""
+"""Tests of repeated requests for plan tables: a cached answer is valid only for the same state of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of plan views over HTTP: what engines load by the name, how long it is valid, and who may make one."""
+"""Tests of plan views over HTTP: what engines load by the name, how long the name is valid, and who may make a view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Api, set_properties
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, plans, served
+from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, late_server, plans
 from tests.server.rig import running
 
 VIEWS, OWN = "/v1/namespaces/db/views", "/api/v1/views/db"
@@ -28,8 +28,8 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
     return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
 
 
-async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
-    """Return the body of a request for a plan view of the current view and a plan of `t`."""
+async def view_request(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
+    """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
     loaded = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
@@ -37,8 +37,8 @@ async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[st
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **more}
 
 
-async def made(api: Api, **more: Any) -> str:
-    answer = await api("POST", f"{OWN}/v/plan-views", await asked(api, **more))
+async def make_plan_view(api: Api, **more: Any) -> str:
+    answer = await api("POST", f"{OWN}/v/plan-views", await view_request(api, **more))
     assert answer.status == 200, answer.raw
     return str(answer.json["name"])
 
@@ -51,7 +51,7 @@ def text_of(loaded: dict[str, Any]) -> str:
 
 async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
-    body = await asked(late)
+    body = await view_request(late)
     answer = await late("POST", f"{OWN}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     name = answer.json["name"]
@@ -84,7 +84,7 @@ async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
 async def test_table_reference_may_have_any_form(late: Late, reference: str, default: list[str], new: str) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
     await late.view(**{"view-version": version(text, **{"default-namespace": default})})
-    body = await asked(late)
+    body = await view_request(late)
     start = text.index(f" {reference} ") + 1
     body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
     answer = await late("POST", f"{OWN}/v/plan-views", body)
@@ -113,7 +113,7 @@ async def test_table_reference_may_have_any_form(late: Late, reference: str, def
 )
 async def test_only_the_name_of_the_planned_table_is_replaced(late: Late, text: str, start: int, end: int) -> None:
     await late.view(**{"view-version": version(text)})
-    body = await asked(late)
+    body = await view_request(late)
     body["tables"][0] |= {"start": start, "end": end}
     answer = await late("POST", f"{OWN}/v/plan-views", body)
     assert answer.error[:2] == (400, "BadRequestException")
@@ -134,26 +134,26 @@ async def test_invalid_requests_for_plan_views_are_rejected(late: Late) -> None:
         ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
     ]
     for changes, status in cases:
-        answer = await late("POST", f"{OWN}/v/plan-views", {**await asked(late), **changes})
+        answer = await late("POST", f"{OWN}/v/plan-views", {**await view_request(late), **changes})
         assert answer.status == status, (changes, answer.raw)
 
 
 async def test_overlapping_places_and_views_without_trino_text_are_rejected(late: Late) -> None:
     await late.view(**{"view-version": version()})
-    body = await asked(late)
+    body = await view_request(late)
     answer = await late("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
     assert answer.error[:2] == (400, "BadRequestException")
     await late.view("w")
-    assert (await late("POST", f"{OWN}/w/plan-views", await asked(late, "w"))).status == 400
+    assert (await late("POST", f"{OWN}/w/plan-views", await view_request(late, "w"))).status == 400
     assert (await late("POST", f"{OWN}/none/plan-views", body)).status == 404
 
 
 async def test_plan_view_name_belongs_to_the_view_as_it_was_read(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
-    name = await made(late)
+    name = await make_plan_view(late)
     assert (await late("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
     assert (await late("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
-    other = await made(late)
+    other = await make_plan_view(late)
     assert other != name
     assert (await late("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
     assert (await late("DELETE", f"{VIEWS}/v")).status == 204
@@ -167,7 +167,7 @@ OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
 async def over_view(api: Api, name: str) -> dict[str, Any]:
-    """Return the body of a request for the view `w` over a plan view of `v`."""
+    """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
     await api.view("w", **{"view-version": version(OUTER)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
     at = OUTER.index("db.")
@@ -177,7 +177,7 @@ async def over_view(api: Api, name: str) -> dict[str, Any]:
 
 async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
-    inner = await made(late)
+    inner = await make_plan_view(late)
     body = await over_view(late, inner)
     answer = await late("POST", f"{OWN}/w/plan-views", body)
     assert answer.status == 200, answer.raw
@@ -189,7 +189,7 @@ async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_vie
 
 async def test_inner_name_must_be_a_plan_of_the_same_view(late: Late) -> None:
     await late.view(**{"view-version": version()})
-    inner = await made(late)
+    inner = await make_plan_view(late)
     body = await over_view(late, inner)
     (table,) = body["tables"]
     plan = (await late("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
@@ -206,16 +206,16 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(late: Late) -> None:
 
 
 async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(late: Late) -> None:
-    """Trino fails on the name, and the statement runs without plans."""
+    """Trino fails on the name, and the proxy then runs the statement without plans."""
     await late.view(**{"view-version": version()}, properties=OWNED)
-    inner = await made(late)
+    inner = await make_plan_view(late)
     body = await over_view(late, inner)
     outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
     assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await late("GET", f"{VIEWS}/{inner}")).status == 404
     assert (await late("GET", f"{VIEWS}/{outer}")).status == 200
     assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
-    again = await made(late)
+    again = await make_plan_view(late)
     body["tables"][0]["plan"] = ["db", again]
     assert (await late("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
     late.clock.ahead_ms += LEASE_S * 900
@@ -228,9 +228,9 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(late: La
 
 async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
     await late.view(**{"view-version": version()})
-    name = await made(late)
+    name = await make_plan_view(late)
     before = len(plans(tmp_path))
-    assert await made(late) == name, "who asks for the same shares it"
+    assert await make_plan_view(late) == name, "who asks for the same shares it"
     assert len(plans(tmp_path)) == before
     late.clock.ahead_ms += LEASE_S * 900
     answer = await late("POST", f"/api/v1/tables/db/{name}/lease", {})
@@ -242,12 +242,12 @@ async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: L
     late.clock.ahead_ms += GRACE_S * 1000
     await late.server.components.housekeeping.round()
     assert plans(tmp_path) == []
-    assert (await late("GET", f"{VIEWS}/{await made(late)}")).status == 200
+    assert (await late("GET", f"{VIEWS}/{await make_plan_view(late)}")).status == 200
 
 
 async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
     await late.view(**{"view-version": version()})
-    name = await made(late)
+    name = await make_plan_view(late)
     listed = (await late("GET", VIEWS)).json["identifiers"]
     assert [one["name"] for one in listed] == ["v"]
     assert (await late("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
@@ -257,16 +257,16 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> No
         "destination": {"namespace": ["db"], "name": "mine"},
     }
     assert (await late("POST", "/v1/views/rename", renaming)).status in (400, 404)
-    body = await asked(late)
+    body = await view_request(late)
     assert (await late("POST", f"{OWN}/{name}/plan-views", body)).status == 404
     assert (await late("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
     assert (await late("GET", f"{VIEWS}/{name}")).status == 200
 
 
 async def test_number_of_plan_views_is_limited_by_the_setting(tmp_path: Path) -> None:
-    async with served(tmp_path, plan_tables_limit=1) as late:
+    async with late_server(tmp_path, plan_tables_limit=1) as late:
         await late.view(**{"view-version": version()})
-        answer = await late("POST", f"{OWN}/v/plan-views", await asked(late))
+        answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late))
         assert answer.json == {"name": None, "expires-at-ms": None}
 
 
@@ -289,7 +289,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": version()})
-        body = await asked(root)
+        body = await view_request(root)
         assert (await who["reader"]("POST", f"{OWN}/v/plan-views", body)).status == 403
         assert (await who["nobody"]("POST", f"{OWN}/v/plan-views", body)).status == 403
         answer = await who["writer"]("POST", f"{OWN}/v/plan-views", body)
@@ -331,10 +331,10 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
         for owner, may_write in (("anna", False), ("wendy", True), (None, True)):
             properties = {} if owner is None else {"trino.run-as-owner": owner}
             await root.view(**{"view-version": version(), "properties": properties})
-            body = await asked(root)
+            body = await view_request(root)
             assert (await root("POST", f"{OWN}/v/plan-views", body)).status == 200
             assert (await wendy("POST", f"{OWN}/v/plan-views", body)).status == (200 if may_write else 403)
-            # Without an owner, the text runs with the rights of its reader.
+            # A view without an owner runs with the rights of its reader.
             answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
             assert answer.status == (200 if owner is None else 400), answer.raw
             for predicate, status in (
@@ -342,12 +342,12 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
                 ("id = CAST('1' AS DECIMAL(3, 0)) OR data = 'evil.f('", 200),
                 ("evil.lower(data) = 'a'", 400),
                 ("evil(data) = 'a'", 400),
-                # The filter expresses these as Iceberg transforms.
+                # For these conditions, the filter has Iceberg transforms.
                 ("evil.bucket(4, id) = 1", 400),
                 ("id = 1 AND NOT evil . truncate(data, 4) = 'a'", 400),
                 ("bucket(id, 4) = 1", 400),
                 ('evil."bucket" (4, id) = 1', 400),
-                # The filter matches no row for these.
+                # For these conditions, the filter matches no row.
                 ("evil.f(id) = NULL", 400),
                 ("(SELECT id FROM theirs.secret) = NULL", 400),
             ):

@@ -1,4 +1,4 @@
-"""Tests of plan views made with `X-Seamark-Plans`: of one user, of table versions, and invalid once withdrawn."""
+"""Tests of plan views made with `X-Seamark-Plans`: only their user can read them, until they are withdrawn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.api.client import set_properties
-from tests.api.plans.test_plan_snapshots import OTHERS, PLANS, leased, made
-from tests.api.plans.test_plan_tables import LEASE_S, Late, served
+from tests.api.plans.test_plan_snapshots import OTHERS, PLANS, make_plan, request_lease
+from tests.api.plans.test_plan_tables import LEASE_S, Late, late_server
 from tests.api.plans.test_plan_views import AT, OUTER, OWN, OWNED, TEXT, VIEWS, text_of, version
 
 GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
@@ -18,27 +18,27 @@ GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another u
 
 @pytest.fixture
 async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
+    async with late_server(tmp_path) as late:
         await late.view(**{"view-version": version()}, properties=OWNED)
         yield late
 
 
-async def asked(late: Late, **more: Any) -> dict[str, Any]:
-    plan = (await made(late))["plan-snapshot-id"]
+async def view_request(late: Late, **more: Any) -> dict[str, Any]:
+    plan = (await make_plan(late))["plan-snapshot-id"]
     location = (await late("GET", f"{VIEWS}/v")).json["metadata-location"]
     table = {"start": AT, "end": AT + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **more}
 
 
-async def shown(late: Late, **more: Any) -> dict[str, Any]:
-    answer = await late("POST", f"{OWN}/v/plan-views", await asked(late, **more), headers=PLANS)
+async def make_plan_view(late: Late, **more: Any) -> dict[str, Any]:
+    answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late, **more), headers=PLANS)
     assert answer.status == 200, answer.raw
     found: dict[str, Any] = answer.json
     return found
 
 
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(late: Late) -> None:
-    body = await asked(late)
+    body = await view_request(late)
     answer = await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
     loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
@@ -48,7 +48,7 @@ async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_us
 
 
 async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(late: Late) -> None:
-    plan = await shown(late)
+    plan = await make_plan_view(late)
     path = f"{VIEWS}/{plan['name']}"
     for headers, status in ((PLANS, 200), (OTHERS, 404), ({}, 404)):
         assert (await late("GET", path, headers=headers)).status == status
@@ -59,7 +59,7 @@ async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdraw
     answer = await late("POST", "/api/v1/tables/db/v/plan-snapshots", body, headers=PLANS)
     assert answer.json == {"found": 1}
     assert (await late("GET", path, headers=PLANS)).status == 404
-    assert (await shown(late))["name"] == plan["name"]
+    assert (await make_plan_view(late))["name"] == plan["name"]
     assert (await late("GET", path, headers=PLANS)).status == 200
     late.clock.ahead_ms += LEASE_S * 1100
     assert (await late("GET", path, headers=PLANS)).status == 404
@@ -67,27 +67,27 @@ async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdraw
 
 async def test_each_user_and_each_holder_has_a_separate_plan_view(late: Late) -> None:
     names = {
-        (await shown(late, reader=reader, holder=holder))["name"]
+        (await make_plan_view(late, reader=reader, holder=holder))["name"]
         for reader in ("anna", "Anna", "rita")
         for holder in ("a", "b")
     }
     assert len(names) == 6
-    assert (await shown(late, reader="anna", holder="a"))["name"] in names
+    assert (await make_plan_view(late, reader="anna", holder="a"))["name"] in names
 
 
 async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(late: Late) -> None:
-    plan, body = await shown(late), await asked(late)
+    plan, body = await make_plan_view(late), await view_request(late)
     assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await late("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
     assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
-    body = await asked(late)
-    await leased(late, [body["tables"][0]["plan-snapshot-id"]], 0)
+    body = await view_request(late)
+    await request_lease(late, [body["tables"][0]["plan-snapshot-id"]], 0)
     assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
 
 
 async def test_plan_view_checks_all_columns_of_an_inner_view(late: Late) -> None:
     await late.view("w", **{"view-version": version(OUTER)})
-    inner = (await shown(late))["name"]
+    inner = (await make_plan_view(late))["name"]
     location = (await late("GET", f"{VIEWS}/w")).json["metadata-location"]
     at = OUTER.index("db.")
     table = {"start": at, "end": at + len('db."V"'), "plan": ["db", inner], "alias": True}
@@ -101,7 +101,7 @@ async def test_plan_view_checks_all_columns_of_an_inner_view(late: Late) -> None
 
 
 async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None:
-    body = await asked(late)
+    body = await view_request(late)
     (table,) = body["tables"]
     name = (await late.plan(predicate="id = 5"))["name"]
     without = {key: value for key, value in body.items() if key != "reader"}

@@ -61,12 +61,12 @@ async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
     charged: list[int] = []
     put = MemoryCache.put
 
-    def watched(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
+    def record_size(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
         if isinstance(key, tuple) and "u" * 8000 in key and "c" * 8000 in key:
             charged.append(size_bytes)
         return put(cache, key, value, size_bytes)
 
-    monkeypatch.setattr(MemoryCache, "put", watched)
+    monkeypatch.setattr(MemoryCache, "put", record_size)
     headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
     assert (await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
     assert len(charged) == 1
@@ -116,10 +116,10 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(planned: Api) ->
         ({"case-sensitive": "perhaps"}, "case-sensitive"),
         ({"snapshot-id": "1"}, "snapshot-id"),
     ]
-    for body, told in cases:
+    for body, expected in cases:
         answer = await planned("POST", f"{T}/plan", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
-        assert told in answer.error[2], body
+        assert expected in answer.error[2], body
 
 
 async def test_missing_objects_are_not_found_with_the_error_types_clients_know(planned: Api) -> None:
@@ -176,7 +176,7 @@ async def test_statistics_of_a_new_column_can_be_requested_at_once(planned: Api)
 
 
 async def test_swapped_column_names_prune_no_file_that_matches_under_either_meaning(api: Api) -> None:
-    """Spark uses today's names and the snapshot's schema together, and the snapshot's names in time travel."""
+    """Spark uses the current names together with the snapshot's schema. In time travel it uses the snapshot's names."""
     fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
     await append(api, "t", tens(6), snapshot_id=1)
@@ -195,7 +195,8 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
 
 
 REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
-    # (what, the dropped column, the column that gets its name, a filter that is valid for one of the two types only)
+    # (the case, the dropped column, the column that gets its name, a filter that is valid for only one of the two
+    # types)
     ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
     ("number", {"type": "string"}, {"type": "long"}, {"type": "lt", "term": "f", "value": 3}),
     ("prefix", {"type": "long"}, {"type": "string"}, {"type": "starts-with", "term": "f", "value": "x"}),
@@ -294,10 +295,7 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
 
 
 async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(planned: Api) -> None:
-    """Each file has 100 rows.
-
-    With a filter on rows, no row is certain to match.
-    """
+    """Each file has 100 rows. If the filter is on rows, the planner is certain of no row."""
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
     assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
@@ -370,11 +368,11 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 ) -> None:
     threads = []
 
-    def noted(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
+    def record_bind_thread(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
         threads.append(threading.get_ident())
         return bind_for_java(metadata, options, filter)
 
-    monkeypatch.setattr(request, "bind_for_java", noted)
+    monkeypatch.setattr(request, "bind_for_java", record_bind_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     answer = await planned("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200
@@ -386,14 +384,17 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyIceberg gets residuals with the filter's text, first for the length of a page and then for the files."""
+    """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
+    length, and then
+    for the files.
+    """
     threads = []
 
-    def written(expression: Expression) -> Any:
+    def record_encode_thread(expression: Expression) -> Any:
         threads.append(threading.get_ident())
         return expression_json(expression)
 
-    monkeypatch.setattr(answers, "expression_json", written)
+    monkeypatch.setattr(answers, "expression_json", record_encode_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
     sent = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
@@ -413,7 +414,7 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 
 
 async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
-    """This holds even if the same request was answered a moment before."""
+    """The cached answer to an equal request must not be used after the commit."""
     async with running(tmp_path) as one, running(tmp_path) as two:
         here, there = Api(one), Api(two)
         await here.table()
@@ -507,14 +508,14 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
 
 
-@pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
+@pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])
 async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
-    tmp_path: Path, setting: str, told: bool
+    tmp_path: Path, setting: str, expected: bool
 ) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
-        assert config["defaults"] == ({"scan-planning-mode": "server"} if told else {})
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if expected else {})
         assert (await api("GET", "/v1/config")).json["defaults"] == {}
 
 

@@ -19,14 +19,14 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
-from tests.api.indexes.indexed import begin, define, register, shown, write
+from tests.api.indexes.indexed import begin, define, load_index, register, write
 from tests.api.plans.planned import T, append, numbers, tens
 from tests.server.rig import running
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 FILES = 30
 WANTED = range(0, FILES, 3)
-"""The files with a matching row: rows have even ids, and no row has an odd id."""
+"""The files with a matching row. All rows have even ids."""
 FILTER = {
     "type": "in",
     "term": "id",
@@ -36,7 +36,10 @@ FILTER = {
 
 @pytest.fixture
 async def paged(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return the API with `db.t` and an index without files; answers of more than 2 files are split into pages of 4."""
+    """Return the API with `db.t` and an index without files.
+
+    The server splits answers of more than 2 files into pages of 4.
+    """
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
@@ -90,7 +93,7 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paged:
         found += await page(paged, token)
     assert len(set(found)) == len(found) > len(WANTED)
     assert set(WANTED) <= set(found)
-    assert (await shown(paged))["quarantined"] == 1
+    assert (await load_index(paged))["quarantined"] == 1
     again = await asyncio.gather(*(page(paged, token) for token in tokens))
     assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
 

@@ -1,4 +1,4 @@
-"""Tests of what a plan request of Iceberg's Java library implies, and of the answer to each client."""
+"""Tests of assumptions about plan requests of Iceberg's Java library, and of the answer to each client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
     """Return the API with `db.t`, whose index proves that no row has an odd id.
 
-    Answers of more than two files are split into pages of four.
+    The server splits answers of more than two files into pages of four.
     """
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
@@ -52,21 +52,24 @@ async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def planned_numbers(api: Api, filter: Any, headers: dict[str, str], **more: Any) -> list[int]:
+async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **more: Any) -> list[int]:
     answer = await api("POST", f"{T}/plan", {"filter": filter, **more}, headers=headers)
     return await pages(api, answer, headers=headers)
 
 
 async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed: Api) -> None:
-    """Spark plans with all columns to decide whether it may delete by metadata; an empty plan would permit it."""
+    """Spark plans with all columns to decide whether it may delete by metadata.
+
+    An empty plan would permit the delete.
+    """
     for filter in (ODD, {"type": "in", "term": "id", "values": [15, 37]}):
-        assert len(await planned_numbers(indexed, filter, JAVA, **ALL)) == 1
-        # The same columns for other clients, and other columns
+        assert len(await plan_numbers(indexed, filter, JAVA, **ALL)) == 1
+        # Other clients request the same columns, and Java requests other columns.
         for headers, more in ((PYICEBERG, ALL), ({}, ALL), (JAVA, SOME), (JAVA, COPIES), (JAVA, MERGES), (JAVA, {})):
-            assert await planned_numbers(indexed, filter, headers, **more) == []
-    # On pages too: all remaining files match for certain here, and one more file is among them.
+            assert await plan_numbers(indexed, filter, headers, **more) == []
+    # Pages behave the same: all remaining files match with certainty, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
-    assert await planned_numbers(indexed, unsure, JAVA, **ALL) == [1]
+    assert await plan_numbers(indexed, unsure, JAVA, **ALL) == [1]
 
 
 async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed: Api) -> None:
@@ -76,20 +79,23 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
         ({"type": "and", "left": ODD, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await planned_numbers(indexed, filter, JAVA, **ALL) == wanted
+        assert await plan_numbers(indexed, filter, JAVA, **ALL) == wanted
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
     many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await planned_numbers(indexed, many, JAVA, **ALL) == [0]
-    assert await planned_numbers(indexed, many, JAVA, **SOME) == []
+    assert await plan_numbers(indexed, many, JAVA, **ALL) == [0]
+    assert await plan_numbers(indexed, many, JAVA, **SOME) == []
     few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await planned_numbers(indexed, few, JAVA, **ALL) == []
+    assert await plan_numbers(indexed, few, JAVA, **ALL) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed: Api) -> None:
-    """Iceberg's library loses `ignoreResiduals`, so rows of row groups that its reader skips were lost."""
+    """Iceberg's library does not send `ignoreResiduals`.
+
+    Its reader skipped row groups by the residual, and rows were lost.
+    """
     plain = {"type": "eq", "term": "id", "value": 14}
     whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
@@ -160,8 +166,9 @@ NAN_COUNTS = (0, 1, 10, None)
 
 @pytest.fixture
 async def doubles(planned: Api) -> Api:
-    """Return the API with `db.doubles`: files of ten rows between 0 and 1, with no NaN, one, only NaN, and an
-    unknown number.
+    """Return the API with `db.doubles`, whose files have ten rows between 0 and 1.
+
+    They have no NaN, one NaN, only NaN, and an unknown number of NaN.
     """
     number = {"id": 1, "name": "x", "required": False, "type": "double"}
     await planned.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
@@ -175,31 +182,34 @@ async def doubles(planned: Api) -> Api:
 
 
 async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_value(doubles: Api) -> None:
-    def of(op: str, value: float) -> dict[str, Any]:
+    def comparison(op: str, value: float) -> dict[str, Any]:
         return {"type": op, "term": "x", "value": value}
 
     path = f"{T[:-1]}doubles/plan"
-    below = {"type": "and", "left": of("gt", 3.0), "right": of("lt", 9.0)}
+    below = {"type": "and", "left": comparison("gt", 3.0), "right": comparison("lt", 9.0)}
     for filter, kept in (
-        (of("gt", 3.0), [1, 2, 3]),
-        (of("gt-eq", 3.0), [1, 2, 3]),
-        ({"type": "not", "child": of("lt", 3.0)}, [1, 2, 3]),
-        ({"type": "not", "child": of("lt-eq", 3.0)}, [1, 2, 3]),
-        (of("gt", 0.5), [0, 1, 2, 3]),
-        (of("lt", -3.0), []),
-        ({"type": "not", "child": of("gt", -3.0)}, []),
-        (of("eq", 3.0), []),
+        (comparison("gt", 3.0), [1, 2, 3]),
+        (comparison("gt-eq", 3.0), [1, 2, 3]),
+        ({"type": "not", "child": comparison("lt", 3.0)}, [1, 2, 3]),
+        ({"type": "not", "child": comparison("lt-eq", 3.0)}, [1, 2, 3]),
+        (comparison("gt", 0.5), [0, 1, 2, 3]),
+        (comparison("lt", -3.0), []),
+        ({"type": "not", "child": comparison("gt", -3.0)}, []),
+        (comparison("eq", 3.0), []),
         ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
         (below, []),
     ):
         for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
             assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept, filter
-    assert numbers(await doubles("POST", path, {"filter": of("gt", 3.0)}, headers=PYICEBERG)) == []
-    assert numbers(await doubles("POST", path, {"filter": of("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
+    assert numbers(await doubles("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
+    assert numbers(await doubles("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
 
 
 async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Api) -> None:
-    """The test for NaN keeps Iceberg's reader from skipping row groups, whose bounds do not include NaN."""
+    """The bounds of row groups do not include NaN.
+
+    A test for NaN in the residual keeps Iceberg's reader from skipping them.
+    """
     plain = {"type": "gt", "term": "x", "value": 0.5}
     tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
     answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
@@ -213,7 +223,7 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Ap
 async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api) -> None:
     """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
 
-    async def planned_by(predicate: str) -> str:
+    async def planning_mode(predicate: str) -> str:
         table = "/api/v1/tables/db/doubles/plan-tables"
         made = await doubles("POST", table, {"predicate": predicate, "kept-max": 1.0})
         assert made.status == 200, made.raw
@@ -221,11 +231,11 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api
         assert isinstance(mode, str)
         return mode
 
-    modes = [await planned_by(predicate) for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")]
+    modes = [await planning_mode(predicate) for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")]
     assert modes == ["server", "server", "client", "client"]
     change = set_properties(**{"seamark.scan-planning-mode": "client"})
     assert (await doubles("POST", f"{T[:-1]}doubles", change)).status == 200
-    assert await planned_by("x > 4") == "client"
+    assert await planning_mode("x > 4") == "client"
 
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:

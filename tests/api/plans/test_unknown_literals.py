@@ -1,6 +1,6 @@
 """Tests of infinities in filters, which PyIceberg writes as JSON null.
 
-Scans that the server plans find and count the same rows as scans that PyIceberg plans.
+Scans that the server plans return and count the same rows as scans that PyIceberg plans.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
             mode: Counter(opened.scan(row_filter=given).to_arrow()["id"].to_pylist()) for mode, opened in modes.items()
         }
         assert found["server"] == found["client"], given
-        if "inf" in repr(given):  # Other filters decide whole partitions, whose nulls PyIceberg counts from metadata.
+        # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
+        if "inf" in repr(given):
             widened += 1
             assert modes["server"].scan(row_filter=given).count() == found["server"].total(), given
     assert widened

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 SPEC = Path(__file__).parent / "spec" / "rest-catalog-open-api.yaml"
 _METHODS = ("get", "post", "delete", "head", "put", "patch")
 PLANNING = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
-"""Operations that only read, although three of them accept an Idempotency-Key: nothing is recorded under it."""
+"""Operations that only read. Three of them accept an Idempotency-Key, but the server records nothing under it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Operation:
     method: str
     template: str
     keyed: bool
-    """Whether it accepts an Idempotency-Key."""
+    """True if the operation accepts an Idempotency-Key."""
 
     @property
     def endpoint(self) -> str:

@@ -1,7 +1,6 @@
-"""Tables of real files, committed over HTTP: Parquet with field ids and delete files of every kind, and their live
-rows.
+"""Tables of real files, committed over HTTP: Parquet files with field ids, and delete files of every kind.
 
-`live_rows` is the oracle: it reads the files with pyarrow and applies in plain Python the deletes that were written.
+`live_rows` is the oracle: it reads the files with pyarrow, and applies the written deletes in plain Python.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ SCHEMA: dict[str, Any] = {
 PART = PartitionField(1000, "part", 4, "identity")
 PATH_ID, POSITION_ID = 2147483546, 2147483545
 Row = tuple[Any, ...]
-"""id, name, price, part"""
+"""(id, name, price, part)"""
 
 
 class Stored(LiveTable):
     """The table `db.t`.
 
-    `partitioned`: by identity of `part`, with one value in each file.
+    A partitioned table has the identity of `part`, and each file has one value.
     """
 
     @staticmethod
@@ -76,7 +75,11 @@ class Stored(LiveTable):
     def position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
     ) -> DeleteFile:
-        """Return a position delete file. With `named` it is for one data file, whose path its bounds give."""
+        """Return a position delete file.
+
+        Args:
+            named: The deletes are for one data file, and the bounds of the delete file contain its path.
+        """
         listed = sorted(positions)
         path = self.path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
@@ -106,7 +109,12 @@ class Stored(LiveTable):
         ]  # fmt: skip
 
     def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
-        """Return an equality delete file; `keys` are tuples of the columns `ids`."""
+        """Return an equality delete file.
+
+        Args:
+            ids: The field ids of the key columns.
+            keys: The key tuples.
+        """
         path = self.path("-equality.parquet")
         columns = {
             number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
@@ -141,7 +149,7 @@ class Stored(LiveTable):
         finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
         assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200
 
-    # The rows that a reader sees
+    # The rows that readers see
 
     def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""

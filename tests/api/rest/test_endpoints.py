@@ -12,7 +12,7 @@ from tests.api.rest.standard import PLANNING, operations
 from tests.server.rig import running
 
 
-def test_specification_has_exactly_the_operations_that_we_know() -> None:
+def test_specification_has_exactly_the_listed_operations() -> None:
     assert len(operations()) == 35
     assert {operation.id for operation in operations()} >= PLANNING
 

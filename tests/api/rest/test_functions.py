@@ -16,7 +16,7 @@ async def test_functions_are_listed_by_their_full_name(api: Api) -> None:
     assert (await api("GET", "/v1/namespaces/none/functions")).error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_function_is_created_replaced_and_dropped_through_our_own_api(api: Api) -> None:
+async def test_function_is_created_replaced_and_dropped_through_seamarks_api(api: Api) -> None:
     own, document = "/api/v1/functions/db/f", function_document()
     put = await api("PUT", own, document)
     assert (put.status, put.json["metadata"]) == (200, document)

@@ -43,13 +43,13 @@ async def _view(api: Api) -> None:
     await api.view()
 
 
-async def _unregistered_view(api: Api) -> None:
+async def _unregister_view(api: Api) -> None:
     location = (await api.view())["metadata-location"]
     await api("DELETE", f"{V}/v")
     api.location = location  # type: ignore[attr-defined]
 
 
-async def _unregistered(api: Api) -> None:
+async def _unregister_table(api: Api) -> None:
     await api.table()
     location = (await api("POST", f"{T}/t/unregister")).json["metadata-location"]
     api.location = location  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ CASES = (
     ),
     Case(
         "registerTable", "POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": "{location}"}, 200,
-        "/v1/namespaces/db/register", {"name": "t", "metadata-location": "file:///etc/passwd"}, 400, _unregistered,
+        "/v1/namespaces/db/register", {"name": "t", "metadata-location": "file:///etc/passwd"}, 400, _unregister_table,
     ),
     Case(
         "updateTable", "POST", f"{T}/t", append(1), 200,
@@ -112,7 +112,7 @@ CASES = (
         "registerView", "POST", "/v1/namespaces/db/register-view",
         {"name": "v", "metadata-location": "{location}"}, 200,
         "/v1/namespaces/db/register-view", {"name": "v", "metadata-location": "file:///etc/passwd"}, 400,
-        _unregistered_view,
+        _unregister_view,
     ),
     Case(  # The specification gives this operation no key, but Java's client may send one.
         "createView", "POST", V, {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 200,
@@ -121,7 +121,7 @@ CASES = (
 )  # fmt: skip
 
 
-def _filled(api: Api, body: Any) -> Any:
+def _fill_placeholders(api: Api, body: Any) -> Any:
     location = getattr(api, "location", "")
     return None if body is None else json.loads(json.dumps(body).replace("{location}", location))
 
@@ -147,7 +147,7 @@ def test_every_changing_operation_with_a_key_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_success_is_replayed_without_a_second_execution(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _filled(api, case.body), new_key()
+    body, key = _fill_placeholders(api, case.body), new_key()
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
     state = await _state(api)
@@ -159,7 +159,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _filled(api, case.refused_body), new_key()
+    body, key = _fill_placeholders(api, case.refused_body), new_key()
     first = await api(case.method, case.refused_path, body, key=key)
     assert first.status == case.refused_status, first.raw
     record = await api.server.components.store.idempotency(key, api.server.components.clock.now_ms())
@@ -174,19 +174,19 @@ async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case
 async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
     await case.before(api)
     key = new_key()
-    assert (await api(case.method, case.path, _filled(api, case.body), key=key)).status == case.status
+    assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
     other = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
     assert other.error[:2] == (422, "UnprocessableEntityException")
     assert (await api("HEAD", "/v1/namespaces/another")).status == 404
     if case.body is not None:
-        changed = await api(case.method, case.path, {**_filled(api, case.body), "more": 1}, key=key)
+        changed = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
         assert changed.error[:2] == (422, "UnprocessableEntityException")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _filled(api, case.body), new_key()
+    body, key = _fill_placeholders(api, case.body), new_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
     for answer in answers:
         assert answer.status == case.status, answer.raw
@@ -239,11 +239,11 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
     """Decoding 64 MB would block everything for seconds and take ten times the memory."""
     decode = msgspec.json.decode
 
-    def watched(data: Any, **given: Any) -> Any:
+    def decode_small_only(data: Any, **given: Any) -> Any:
         assert len(data) <= QUICK_BYTES, "a large body is decoded for its digest"
         return decode(data, **given)
 
-    monkeypatch.setattr(msgspec.json, "decode", watched)
+    monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
     key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
     first, second = [await api("POST", T, body, key=key) for _ in range(2)]
     assert first.status == 200

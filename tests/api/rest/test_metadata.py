@@ -1,4 +1,4 @@
-"""Tests of the metadata routes on random tables whose files are known, in JSON and in Arrow, page by page."""
+"""Tests of the metadata routes on random tables whose files the test knows, in JSON and in Arrow, page by page."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def register(api: Api, lake: Lake, name: str) -> str:
     return f"/api/v1/tables/db/{name}"
 
 
-async def listed(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
-    """Return all items, page by page."""
+async def list_all(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the items of all pages."""
     found: list[dict[str, Any]] = []
     more = f"&limit={limit}" if limit else ""
     token = ""
@@ -61,7 +61,7 @@ def table_of(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def known(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+def expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
@@ -75,26 +75,26 @@ def known(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
     }
 
 
-def without(item: dict[str, Any], *names: str) -> dict[str, Any]:
+def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in names}
 
 
-async def test_files_of_every_snapshot_are_listed_as_they_are_known(lakes: Api, tmp_path: Path) -> None:
+async def test_listing_has_the_files_of_every_snapshot(lakes: Api, tmp_path: Path) -> None:
     for seed in range(25):
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
-            found = await listed(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            found = await list_all(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
             files = [*snapshot.data_files, *snapshot.delete_files]
-            told = f"seed {seed}, snapshot {snapshot.id}"
-            assert [without(item, "partition", "delete-files") for item in found] == [
-                known(lake, snapshot, file) for file in files
-            ], told
+            message = f"seed {seed}, snapshot {snapshot.id}"
+            assert [omit_keys(item, "partition", "delete-files") for item in found] == [
+                expected_entry(lake, snapshot, file) for file in files
+            ], message
             for item, file in zip(found, files, strict=True):
-                assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], told
+                assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
                 if isinstance(file, DataFile):
                     # Statistics may show that an equality delete matches no row.
-                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), told
+                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), message
                 else:
                     assert item["delete-files"] is None
 
@@ -104,10 +104,10 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lakes: Api, 
     for seed in range(40, 60):
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
-        files = await listed(lakes, f"{path}/files", "files")
+        files = await list_all(lakes, f"{path}/files", "files")
         for one in random.Random(seed).sample(files, min(len(files), 4)):
             prefix = quote(json.dumps(one["partition"]))
-            found = await listed(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            found = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
             wanted = [item for item in files if one["partition"].items() <= item["partition"].items()]
             assert found == wanted, f"seed {seed}: {one['partition']}"
             narrowed += len(wanted) < len(files)
@@ -121,13 +121,14 @@ async def test_arrow_and_json_listings_are_equal(lakes: Api, tmp_path: Path) -> 
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
         for route, items in paths:
-            found = await listed(lakes, f"{path}/{route}", items)
+            found = await list_all(lakes, f"{path}/{route}", items)
             table = table_of(await lakes("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
             assert table.num_rows == len(found)
             for name in found[0] if found else ():
                 if name in ("lower-bound", "upper-bound"):
-                    continue  # Values have a type there and are texts here: tests/planner/test_lookup.py
+                    # Arrow's values have a type, and these are texts. tests/planner/test_lookup.py tests them.
+                    continue
                 values = table.column(name.replace("-", "_")).to_pylist()
                 if name == "partition":
                     values = [json.loads(value) for value in values]
@@ -141,9 +142,9 @@ async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
-            continue  # It does not count files without rows either.
+            continue  # PyIceberg does not count files without rows either.
         path = await register(lakes, lake, f"t{seed}")
-        found = await listed(lakes, f"{path}/partitions", "partitions", limit=2)
+        found = await list_all(lakes, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
         assert sum(item["file-count"] for item in found) == len(lake.current.data_files)
         assert len(found) == len({file.partition_key for file in files}), f"seed {seed}"
@@ -173,7 +174,7 @@ async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """Return the API with `db.t`: 5 files, then 2 more; the first snapshot is tagged."""
+    """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
     await append(api, "t", files[:5], snapshot_id=1, manifests=2)
@@ -184,7 +185,7 @@ async def table(api: Api) -> Api:
 
 
 async def paths(api: Api, query: str = "") -> list[str]:
-    return [item["file-path"] for item in await listed(api, f"{T}/files", "files", query)]
+    return [item["file-path"] for item in await list_all(api, f"{T}/files", "files", query)]
 
 
 async def test_snapshot_can_be_given_by_id_ref_or_time(table: Api) -> None:
@@ -215,10 +216,10 @@ async def test_invalid_parameters_are_rejected_with_the_reason(table: Api) -> No
         ("partition=day", "name=value"),
         ("content=some", "content"),
     ]
-    for query, told in cases:
+    for query, expected in cases:
         answer = await table("GET", f"{T}/files?{query}")
         assert answer.error[:2] == (400, "BadRequestException"), query
-        assert told in answer.error[2], query
+        assert expected in answer.error[2], query
 
 
 async def test_commit_between_two_pages_shifts_no_file(table: Api) -> None:
@@ -257,7 +258,7 @@ async def test_arrow_pages_have_their_token(table: Api) -> None:
         await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
-    whole = await listed(table, f"{T}/stats/id", "stats")
+    whole = await list_all(table, f"{T}/stats/id", "stats")
     assert pa.concat_tables([first, rest]).column("lower_bound").to_pylist() == [one["lower-bound"] for one in whole]
     assert (first.num_rows, rest.num_rows) == (4, 3)
     assert b"next-page-token" not in rest.schema.metadata
@@ -265,7 +266,7 @@ async def test_arrow_pages_have_their_token(table: Api) -> None:
 
 async def test_statistics_are_requested_by_column_name(table: Api) -> None:
     found = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
-    assert [without(one, "column-size") for one in found] == [
+    assert [omit_keys(one, "column-size") for one in found] == [
         {
             "file-path": "file:///t/0.parquet",
             "lower-bound": "a",
@@ -275,10 +276,10 @@ async def test_statistics_are_requested_by_column_name(table: Api) -> None:
             "nan-value-count": None,
         }
     ]
-    for column, told in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
+    for column, expected in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
         answer = await table("GET", f"{T}/stats/{column}")
         assert answer.error[0] == 400
-        assert told in answer.error[2]
+        assert expected in answer.error[2]
     answer = await table("GET", f"{T}/stats/id?fields=lower-bound,upper")
     assert "'upper'" in answer.error[2]
 

@@ -128,7 +128,7 @@ async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: Hou
     key, body = new_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
     await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
-    assert await _until(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
+    assert await _status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
 
 
 async def test_timeline_names_the_principal(house: House) -> None:
@@ -212,8 +212,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
             renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
             seen[who, ending] = [one["summary"].get("to") for one in renames]
             assert who == "root" or b"hidden" not in answer.raw
-    assert {tuple(told) for (who, _), told in seen.items() if who == "root"} == {("other.hidden",)}
-    assert {tuple(told) for (who, _), told in seen.items() if who == "rita"} == {(None,)}
+    assert {tuple(expected) for (who, _), expected in seen.items() if who == "root"} == {("other.hidden",)}
+    assert {tuple(expected) for (who, _), expected in seen.items() if who == "rita"} == {(None,)}
     stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream
@@ -236,8 +236,11 @@ async def _stream_of(house: House, who: str, path: str) -> bytes:
     return body
 
 
-async def _until(ask: Callable[[], Any]) -> int:
-    """Return the status once it is no longer 403, because grants may be cached for a moment."""
+async def _status_after_grant(ask: Callable[[], Any]) -> int:
+    """Repeat a request until its status is not 403, and return the status.
+
+    The server caches grants for a short time.
+    """
     for _ in range(1000):
         status = (await ask()).status
         if status != 403:

@@ -1,6 +1,6 @@
 """Tests with PyIceberg's client over HTTP: names as it encodes them, its paging, and its exceptions.
 
-`tests/engines` tests what it reads and writes through the catalog.
+`tests/engines` tests the rows that PyIceberg reads and writes.
 """
 
 from __future__ import annotations

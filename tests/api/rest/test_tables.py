@@ -106,7 +106,7 @@ async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
 
 
 async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
-    """apache/iceberg#13867: a blind 409 after a lost reply makes clients delete live files."""
+    """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
     await api.table()
     first = await api("POST", f"{TABLES}/t", append(7))
     second = await api("POST", f"{TABLES}/t", append(7))
@@ -172,7 +172,7 @@ async def test_register_does_not_overwrite_with_a_table_that_is_live_under_anoth
         assert "live under another name" in answer.error[2]
     assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
     assert (await api("HEAD", f"{TABLES}/new")).status == 404
-    # Metadata of the table itself and of a dropped table may use the name.
+    # The metadata of this table and of a dropped table may use the name.
     body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
     assert (await api("DELETE", f"{TABLES}/first")).status == 204
@@ -224,7 +224,7 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
 
 
 async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
-    """A thousand reports of 128 KiB would be decoded and encoded in the event loop."""
+    """Otherwise the event loop would decode and encode a thousand reports of 128 KiB."""
     await api.table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
@@ -240,7 +240,10 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
 
 
 class _PlansOfThread(MemoryCache[int, int | None]):
-    """Another thread could find an entry that is removed before the cache records its use."""
+    """A dict that only one thread may use.
+
+    Another thread could find an entry that the cache removes before it records the use of the entry.
+    """
 
     def __contains__(self, key: object) -> bool:
         assert threading.current_thread() is threading.main_thread()
@@ -248,7 +251,7 @@ class _PlansOfThread(MemoryCache[int, int | None]):
 
 
 async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invented ids were stored, and an id beyond 64 bits lost the counts of all tables.
+    """The server stored unknown ids, and an id beyond 64 bits made it lose the counts of all tables.
 
     A long filter is read in a thread.
     """

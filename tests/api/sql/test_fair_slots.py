@@ -29,7 +29,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_two_holders_leave_a_slot_to_a_third() -> None:
+async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
     slots, end, started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
@@ -49,7 +49,7 @@ async def test_two_holders_leave_a_slot_to_a_third() -> None:
     assert slots.taken == 0
 
 
-async def test_free_slot_goes_to_the_holder_with_the_fewest() -> None:
+async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
     slots, ends, started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
@@ -57,7 +57,7 @@ async def test_free_slot_goes_to_the_holder_with_the_fewest() -> None:
         await _settle()
         assert slots.taken == 8
         done = asyncio.Event()
-        for holder in ("bob", "cleo", "eve"):  # In the order in which they begin to wait
+        for holder in ("bob", "cleo", "eve"):  # The order is that in which the requests begin to wait.
             group.create_task(_hold(slots, holder, done, started))
         await _settle()
         ends[0].set()
@@ -80,7 +80,7 @@ async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
             await leaving
         granted = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
         await _settle()
-    granted.cancel()  # Its slot is granted, but it has not run since.
+    granted.cancel()  # The slot is granted, but the statement has not run yet.
     with suppress(asyncio.CancelledError):
         await granted
     assert slots.taken == 0

@@ -1,4 +1,4 @@
-"""Tests of what a process may open after it has restricted itself with Landlock."""
+"""Tests of the files that a process may open after it has restricted itself with Landlock."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
         [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told.pop("changes")
-    assert told.pop("reads")
-    assert {name: what for name, what in told.items() if what == "done"} == {
+    reported = json.loads(done.stdout)
+    assert reported.pop("changes")
+    assert reported.pop("reads")
+    assert {name: what for name, what in reported.items() if what == "done"} == {
         "read inside": "done",
         "thread: read inside": "done",
     }
-    assert {what for what in told.values() if what != "done"} == {"PermissionError"}
+    assert {what for what in reported.values() if what != "done"} == {"PermissionError"}

@@ -27,8 +27,8 @@ from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
-LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
-"""A join of 60 rows with themselves that does not end within the time of any test."""
+LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
+"""A join of 12 times the same 60 rows, which runs longer than any test."""
 GRANTS = (
     Grant("root", "admin"),
     Grant("wendy", "writer", ("db",)),
@@ -54,7 +54,7 @@ class Site:
 
 
 def workers() -> list[psutil.Process]:
-    """Return the worker processes of statements that run now: the children of the workers' parent."""
+    """Return the processes that run statements now: the children of the workers' parent."""
     parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
@@ -75,9 +75,9 @@ def _arguments(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a home with a table, written without logins, and then with tokens.
+    """Return a home with a table.
 
-    All tests only read it.
+    A server without logins has written the table, and the home then got tokens. The tests only read it.
     """
     folder = tmp_path_factory.mktemp("sql")
     asyncio.run(_fill(folder))
@@ -100,7 +100,7 @@ async def _fill(folder: Path) -> None:
 
 
 async def _state_totals(api: Api, total: str) -> None:
-    """Commit a snapshot to the table `db.boast` that states these totals."""
+    """Commit a snapshot to the table `db.boast` whose summary has these totals."""
     last = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
     summary = {**last["summary"], "total-data-files": total, "total-files-size": total}
     changed = {"snapshot-id": 1, "parent-snapshot-id": last["snapshot-id"], "sequence-number": 2, "summary": summary}
@@ -119,7 +119,7 @@ async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(home: Path) -> AsyncIterator[Site]:
-    """Yield a server for all tests that need no setting: each start of a server also starts a process with DuckDB."""
+    """Yield a server that the tests share, because each start of a server also starts a process with DuckDB."""
     async with open_site(home) as site:
         yield site
 
@@ -208,7 +208,7 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
     ("SELECT UUID '1-2'", None),
     ("SELECT 1__0", None),
 ]
-"""Statements with their answer, or None if the statement fails."""
+"""Statements with their answer. The answer is None if the statement fails."""
 
 
 async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
@@ -240,7 +240,7 @@ async def test_size_of_answers_is_limited(home: Path) -> None:
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
     async with open_site(home, sql_time_s=1) as site:
-        answer = await site.sql("rita", LONG)
+        answer = await site.sql("rita", LONG_STATEMENT)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
         await until(lambda: not workers())
@@ -248,12 +248,12 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
 
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
-        long = asyncio.create_task(site.sql("rita", LONG, id="long"))
+        long = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
         await until(lambda: len(workers()) == 1)
         assert (await site.sql("rita", "SELECT 1")).status == 429
         assert (await site.sql("wendy", "SELECT 1")).status == 200
         await until(lambda: len(workers()) == 1)
-        others = asyncio.create_task(site.sql("root", LONG, id="long"))
+        others = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
         for who in ("rita", "root"):  # Each caller has its own ids.
@@ -267,7 +267,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
 
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
-        long = [asyncio.create_task(site.sql(who, LONG)) for who in ("rita", "rita", "wendy", "wendy")]
+        long = [asyncio.create_task(site.sql(who, LONG_STATEMENT)) for who in ("rita", "rita", "wendy", "wendy")]
         await until(lambda: len(workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
         done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
@@ -295,7 +295,7 @@ async def test_statement_without_tables_ends_with_its_token(home: Path) -> None:
 
 async def test_disconnected_client_ends_its_statement(home: Path) -> None:
     async with open_site(home) as site:
-        leaving = asyncio.create_task(site.sql("rita", LONG))
+        leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
         await until(lambda: len(workers()) == 1)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
@@ -311,7 +311,7 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     async with open_site(home) as site:
-        running_statement = asyncio.create_task(site.sql("rita", LONG))
+        running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
         await until(lambda: len(workers()) == 1)
         (worker,) = workers()
         seen = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
@@ -355,7 +355,7 @@ async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None
         await site.sql(who, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{who}"})
     headers = {"Authorization": f"Bearer {site.tokens['root']}"}
 
-    async def recorded() -> list[Any]:
+    async def audit_records() -> list[Any]:
         answer = await site.api("GET", "/api/v1/audit?limit=100", headers=headers)
         return [
             one
@@ -364,7 +364,7 @@ async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None
         ]
 
     async with asyncio.timeout(60):
-        while len(found := await recorded()) < 2:
+        while len(found := await audit_records()) < 2:
             await asyncio.sleep(0.05)
     assert {(one["who"], one["status"]) for one in found} == {("rita", 200), ("olga", 403)}
     assert "count" not in json.dumps(found)
@@ -448,7 +448,7 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
 
 
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
-    running_one = asyncio.create_task(site.sql("rita", LONG, id="long"))
+    running_one = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
     await until(workers)
     for who in ("olga", "wendy", "root"):
         answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[who]}"})

@@ -51,7 +51,7 @@ SHARP = {
     "decimal(20, 18)": ["0.3", "0.299999999999999999", "0.300000000000000001"],
     "timestamp": ["TIMESTAMP '2020-03-29 02:45:00'", "TIMESTAMP '2020-03-29 03:20:00'"],
 }
-"""Values that become equal, or change their order, as doubles or as times of the session's zone."""
+"""Values that become equal, or change their order, after a conversion to doubles or to times of the session's zone."""
 FORMATTED = {
     "%Y": ["2020", "2021", "0033"],
     "%Y-%m": ["2020-01", "2020-1", "2021-01", "2020-02"],
@@ -66,7 +66,7 @@ MACROS = (
     "CREATE MACRO date_parse(t, f) AS strptime(t, ['%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y%m%d', '%Y-%m', '%Y'])",
     "CREATE MACRO from_iso8601_date(t) AS CAST(t AS DATE)",
 )
-"""Functions of Trino, as macros for DuckDB."""
+"""DuckDB macros for functions of Trino."""
 ZONE = "Europe/Berlin"
 """The time zone of the session."""
 MIXED_NUMBERS = [
@@ -90,7 +90,7 @@ EXACT = ("long", "decimal(9, 2)", "decimal(20, 18)", "string", "date", "timestam
 DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
 """The number of days from a time in the tables' values to today.
 
-Spans of the current time that are computed with it begin or end near these values.
+The spans of random expressions of the current time begin or end near these values.
 """
 NUMBERS = ("long", "decimal(9, 2)", "decimal(20, 18)", "double")
 COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
@@ -114,7 +114,7 @@ class Column:
     kind: str
     owner: str | None
     plain: bool = True
-    """True if the column's name may stand without an alias.
+    """True if a query may name the column without an alias.
 
     It is False if USING merges the column in an outer join.
     """
@@ -128,15 +128,15 @@ Shapes = list[Callable[[], str]]
 class Comparisons:
     rng: random.Random
     mixed_cases: bool = True
-    """Whether a simple CASE has operands of several types.
+    """True if the operands of a simple CASE may have several types.
 
-    DuckDB compares each of them separately, Trino converts all to one type.
+    DuckDB compares the operands separately, and Trino converts all of them to one type.
     """
 
     # Spelling
 
     def value(self, kind: str) -> str:
-        """Return a literal out of few values, so that rows match each other."""
+        """Return a literal from a few values, so that rows match each other."""
         if kind in SHARP and self.chance(0.12):
             return self.rng.choice(SHARP[kind])
         return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
@@ -210,13 +210,13 @@ class Comparisons:
         found = []
         for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
             if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
-                time, told = self.reference(one, both), self.reference(other, both)
+                time, reported = self.reference(one, both), self.reference(other, both)
                 if other.kind in ("date", "timestamp"):
                     unit = self.rng.choice(["hour", "day", "month", "year"] if one.kind == "timestamp" else ["month"])
-                    found.append(f"date_trunc('{unit}', {time}) = {told}")
-                    found += [f"{told} = CAST({time} AS date)"] * 2
+                    found.append(f"date_trunc('{unit}', {time}) = {reported}")
+                    found += [f"{reported} = CAST({time} AS date)"] * 2
                 if other.kind == "long":
-                    found.append(f"year({time}) = {told}")
+                    found.append(f"year({time}) = {reported}")
         return found
 
     def across(self, scope: Scope) -> str:
@@ -226,7 +226,7 @@ class Comparisons:
         return self.inequality(*sides, scope) if self.chance(0.35) else self.equality(*sides, scope)
 
     def inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
-        """Return a condition that a column is less or greater than columns of another table."""
+        """Return a condition that compares a column with columns of another table by less or greater."""
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
         able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
         pairs = [

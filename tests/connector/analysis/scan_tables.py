@@ -21,7 +21,7 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
     return TABLES.get(names[2])
 
 
-def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
+def scans_of_statement(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
     """Return the scans of the statement.
 
     Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
@@ -40,4 +40,4 @@ def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tup
 
 def predicates(statement: str, **more: object) -> dict[str, str | None]:
     """Return the predicate of each table, by the table's name."""
-    return {one.table: one.predicate for one in found(statement, **more)}
+    return {one.table: one.predicate for one in scans_of_statement(statement, **more)}

@@ -1,8 +1,8 @@
 """Random tables and random queries on them, in the SQL that has the same meaning in Trino and DuckDB.
 
-A query is built with its scope, so nearly all queries are valid: ambiguous names are qualified, and an
-ORDER BY decides which rows LIMIT keeps. The spelling is random: case, quotes, comments, spaces, aliases
-that are names of other tables, and names in WITH that hide tables.
+The generator knows the scope of each query, so nearly all queries are valid: ambiguous names are qualified, and an
+ORDER BY decides which rows LIMIT keeps. The spelling is random: case, quotes, comments, spaces, aliases that are
+names of other tables, and names in WITH that hide tables.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Statements(Comparisons):
     recursive_share: float = 0.08
     """The share of the names in WITH that are recursive.
 
-    They use UNION without ALL, so they end for any rows. Trino has only UNION ALL.
+    They use UNION without ALL, so that they end for any rows. Trino has only UNION ALL.
     """
 
     listed_share: ClassVar[float] = 0.2
     """The share of the sources after a comma that are lists of literals."""
     other_groups: ClassVar[tuple[str, ...]] = ()
-    """More clauses that may follow GROUP BY."""
+    """Further clauses that may follow GROUP BY."""
 
     # Tables
 
@@ -253,7 +253,7 @@ class Statements(Comparisons):
     def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a recursive query on two columns of a table.
 
-        A step finds the rows whose first column has a value of the step before, and returns their other column.
+        Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
         hidden = {one.name.lower() for one in named} | {name.lower()}
         able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
@@ -289,7 +289,7 @@ class Statements(Comparisons):
         return text, scope
 
     def unnested(self, taken: set[str]) -> tuple[str, Scope]:
-        """Return a list of literals as a source after a comma: Trino does not join UNNEST with a condition."""
+        """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
@@ -314,7 +314,7 @@ class Statements(Comparisons):
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
 
     def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return a query for the rows of a table that equal the outer row in a column.
+        """Return a query for the rows of a table that have the outer row's value in a column.
 
         Some queries join the rows, group them, or return only the first of them.
         """
@@ -345,7 +345,7 @@ class Statements(Comparisons):
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
     def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
-        """Return a query with one result row: an aggregate of the rows that equal the outer row in a column."""
+        """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         found = self.correlated_pair(scope, named)
         if found is None:
             return None
@@ -504,7 +504,9 @@ class Statements(Comparisons):
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
 
     def extreme_comparison(self, one: Column, name: str, named: list[Stored]) -> str | None:
-        """Return a comparison with extremes of a column in the rows of a table; None if there is no such table."""
+        """Return a comparison of the column with the extreme of another column, or None if no table has a
+        fitting column.
+        """
         extremes = [self.extreme(one.kind, named) for _ in range(2)]
         if extremes[0] is None:
             return None
@@ -515,13 +517,14 @@ class Statements(Comparisons):
         )
 
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
-        """Return a subquery of the extreme of a column in the rows of a table that meet a condition."""
+        """Return a subquery for the minimum or maximum of a column in some rows of a table."""
         drawn = self.draw_extreme(kind, named)
         return None if drawn is None else f"(SELECT {drawn[0]} FROM {drawn[1]})"
 
     def draw_extreme(self, kind: str, named: list[Stored]) -> tuple[str, str, str] | None:
-        """Return an extreme of this type, the rows of which it is one, and a column of these rows; None without a
-        fitting column.
+        """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
+
+        Return None if no column fits.
         """
         hidden = {one.name.lower() for one in named}
         tables = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
@@ -538,7 +541,7 @@ class Statements(Comparisons):
         return extreme, rows, f"q.{quoted(self.rng.choice(list(table.columns)))}"
 
     def named_extreme_query(self) -> str | None:
-        """Return a query that compares a column with an extreme of a name in WITH; None without fitting columns."""
+        """Return a query that compares a column with an extreme of a name in WITH, or None if no column fits."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
         drawn = self.draw_extreme(kind, [])

@@ -1,4 +1,4 @@
-"""Rules of the block algebra that few statements show."""
+"""Tests of rules of the block algebra that statements rarely need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predicate_text(table: Table) -> str | None:
 
 
 def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
-    """If one of its alternatives were missing, the join would leave out rows that the other reference needs."""
+    """If an alternative were missing, the join would leave out rows that the other reference needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always = Join(4, (("a", "b"),))
     assert common_joins([(first, second, always), (first, third, always)]) == (always,)

@@ -1,6 +1,6 @@
-"""Long statements do not delay short ones.
+"""Tests that long statements do not delay short ones.
 
-One long statement is analysed at a time, beside the short ones, and clients take turns.
+The server analyses only one long statement at a time, beside the short ones, and clients take turns.
 """
 
 from __future__ import annotations
@@ -65,18 +65,20 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
 
-        async def sent(number: int, address: str, who: str) -> Any:
+        async def rewrite_as(number: int, address: str, who: str) -> Any:
             with on_behalf_of(address, who):
                 return await made.rewrite(statement(number), SESSION)
 
-        many = [asyncio.create_task(sent(number, "10.0.0.1", f"name {number}")) for number in range(5)]
+        many = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(begun.wait, WAIT_S)
-        other = asyncio.create_task(sent(9, "10.0.0.2", "ann"))
+        other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
         await until(lambda: "address 10.0.0.2" in made._reader._short._own)
         go.set()
         for one in (*many, other):
             assert (await one).statement is not None
-    assert statement(9) in order[:3]  # It comes after the statement in progress and after at most one that waited.
+    assert (
+        statement(9) in order[:3]
+    )  # The statement runs after the statement in progress, and after at most one waiting statement.
 
 
 async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

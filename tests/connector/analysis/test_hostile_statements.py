@@ -1,4 +1,4 @@
-"""Statements that a tenant writes to keep the analysis busy: the analysis of each is bounded, or is refused."""
+"""Tests of statements that a client writes to keep the analysis busy. The analysis limits its work, or refuses them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TWICE = {
 def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, weaken = Counter[str](), conditions.weaken
 
-    def counted(*given: Any) -> Any:
+    def count_calls(*given: Any) -> Any:
         calls["weaken"] += 1
         return weaken(*given)
 
-    monkeypatch.setattr(conditions, "weaken", counted)
+    monkeypatch.setattr(conditions, "weaken", count_calls)
     queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
     names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
     scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", columns_of=lambda _: COLUMNS)
     assert [scan.table for scan in scans] == ["t"]
-    assert 0 < calls["weaken"] < 50_000  # A chain of 14 names exceeds this without a bound.
+    assert 0 < calls["weaken"] < 50_000  # Without a bound, a chain of 14 names exceeds this number.
 
 
 def test_condition_reaches_a_name_that_is_used_twice() -> None:
@@ -55,16 +55,16 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
     """
     moved, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
 
-    def counted(semi_join: conditions.SemiJoin, to: Any) -> Any:
+    def count_calls(semi_join: conditions.SemiJoin, to: Any) -> Any:
         moved["semi-joins"] += 1
         return of_semi_join(semi_join, to)
 
-    monkeypatch.setattr(conditions.SemiJoin, "move_columns", counted)
+    monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
     found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(found) == 200
     assert found[0].predicate == '"x" = 1'
-    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # 89,000 without a bound
+    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
 
 
 def test_equivalence_classes_contain_every_column_that_equalities_reach() -> None:
@@ -96,7 +96,7 @@ def test_statement_with_too_many_tables_is_not_analysed() -> None:
 
 class _Unwalked(list[Any]):
     def __iter__(self) -> Any:
-        raise AssertionError("the whole list is walked to exchange one of its elements")
+        raise AssertionError("the replacement of one element reads the whole list")
 
 
 def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:

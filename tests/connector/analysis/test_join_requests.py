@@ -1,4 +1,6 @@
-"""Plan requests for large tables contain the joins with small tables, whose snapshots the statement then pins."""
+"""Tests that plan requests for large tables contain the joins with small tables, whose snapshots the statement
+then pins.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,18 @@ STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'
 RED = "\"color\" = 'red'"
 
 
-def used(wanted: TablePlanRequest) -> dict[str, Any]:
+def all_joins_used(wanted: TablePlanRequest) -> dict[str, Any]:
     """Return a plan response in which every join is used, at the requested snapshots."""
 
-    def told(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
-        return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *told(one.joins))]
+    def results_of(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
+        return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *results_of(one.joins))]
 
-    return {"joins": tuple(told(wanted.joins))}
+    return {"joins": tuple(results_of(wanted.joins))}
 
 
 async def rewritten(
     statement: str,
-    plan: Callable[[TablePlanRequest], dict[str, Any]] = used,
+    plan: Callable[[TablePlanRequest], dict[str, Any]] = all_joins_used,
     limits: RewriteLimits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
@@ -52,20 +54,20 @@ async def rewritten(
         return await made.rewrite(statement, Session("lake", "db")), server.asked
 
 
-def of(table: str, asked: list[TablePlanRequest]) -> list[TablePlanRequest]:
+def requests_for(table: str, asked: list[TablePlanRequest]) -> list[TablePlanRequest]:
     return [one for one in asked if one.table[-1] == table]
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
     done, asked = await rewritten(STAR)
-    assert [one.joins for one in of("sales", asked)] == [
+    assert [one.joins for one in requests_for("sales", asked)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
     ]
-    (items,) = of("items", asked)
+    (items,) = requests_for("items", asked)
     assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
-    assert done.summary.startswith(f"rewritten; scans=2; {told}")
+    message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
+    assert done.summary.startswith(f"rewritten; scans=2; {message}")
     assert done.depends_on_data
 
 
@@ -101,7 +103,7 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
     done, asked = await rewritten(sql)
-    ((join,),) = [one.joins for one in of("sales", asked)]
+    ((join,),) = [one.joins for one in requests_for("sales", asked)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(one.table, one.on, one.filter) for one in join.joins] == [
         (("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x'"))
@@ -115,15 +117,18 @@ async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pin
 
 
 async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
-    """One plan with all rows serves both aliases: the dimension has one file, which no plan could leave out."""
+    """One plan with all rows serves both aliases.
+
+    The dimension has one file, so a plan could not leave any file out.
+    """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
     done, asked = await rewritten(sql)
-    (sales,) = of("sales", asked)
+    (sales,) = requests_for("sales", asked)
     assert {(one.on, one.filter) for one in sales.joins} == {
         ((("day", "d_day"),), filter_of("year = 1")),
         ((("ship", "d_day"),), filter_of("year = 2")),
     }
-    assert [(one.filter, one.snapshot_id, one.kept_max) for one in of("days", asked)] == [(None, 40, 1.0)]
+    assert [(one.filter, one.snapshot_id, one.kept_max) for one in requests_for("days", asked)] == [(None, 40, 1.0)]
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
 
 
@@ -143,7 +148,7 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
 )
 async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
     _, asked = await rewritten(sql, tables=tables)
-    assert all(one.joins == () for one in of("sales", asked))
+    assert all(one.joins == () for one in requests_for("sales", asked))
 
 
 async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
@@ -154,11 +159,11 @@ async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None
 # A plan without joins if the small table cannot be read at the snapshot of its join
 
 
-def told(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
+def responses_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: every join has the result `changes`."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        joins = used(wanted)["joins"]
+        joins = all_joins_used(wanted)["joins"]
         return {"joins": tuple(JoinResult(**{**_fields(one), **changes}) for one in joins)}
 
     return plan
@@ -168,12 +173,12 @@ def _fields(one: JoinResult) -> dict[str, Any]:
     return {"snapshot_id": one.snapshot_id, "keys": one.keys, "used": one.used}
 
 
-def without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
+def responses_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] != table:
-            return used(wanted)
+            return all_joins_used(wanted)
         if error is not None:
             raise error
         return {"plan_snapshot_id": None}
@@ -181,7 +186,7 @@ def without(table: str, error: Exception | None = None) -> Callable[[TablePlanRe
     return plan
 
 
-def with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
+def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.joins:
             raise error
@@ -193,36 +198,39 @@ def with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]
 @pytest.mark.parametrize(
     "plan",
     [
-        told(snapshot_id=21),
+        responses_with(snapshot_id=21),
         lambda wanted: {},
-        without("items"),
-        without("items", Forbidden("", status=403)),
-        lambda wanted: {**used(wanted), **({"snapshot_id": 21} if wanted.table[-1] == "items" else {})},
-        with_joins(Forbidden("", status=403)),
+        responses_without("items"),
+        responses_without("items", Forbidden("", status=403)),
+        lambda wanted: {
+            **all_joins_used(wanted),
+            **({"snapshot_id": 21} if wanted.table[-1] == "items" else {}),
+        },
+        fail_with_joins(Forbidden("", status=403)),
     ],
 )
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
     done, asked = await rewritten(f"{STAR} AND price > 3", plan)
-    assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
+    assert [bool(one.joins) for one in requests_for("sales", asked)] == [True, False]
     assert "joins=" not in done.summary
-    number = asked.index(of("sales", asked)[1])
+    number = asked.index(requests_for("sales", asked)[1])
     assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    done, asked = await rewritten(STAR, with_joins(Forbidden("", status=403)))
-    assert len(of("sales", asked)) == 1
+    done, asked = await rewritten(STAR, fail_with_joins(Forbidden("", status=403)))
+    assert len(requests_for("sales", asked)) == 1
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
 async def test_unused_join_pins_no_table() -> None:
-    """A table of which a plan keeps all files is not replaced by its plan either."""
+    """A table is not replaced by a plan that keeps all its files, either."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
-        return {**told(used=False, keys=None)(wanted), **sizes}
+        return {**responses_with(used=False, keys=None)(wanted), **sizes}
 
     done, _ = await rewritten(f"{STAR} AND price > 3", plan)
     assert "sales FOR VERSION" in (done.statement or "")
@@ -230,16 +238,16 @@ async def test_unused_join_pins_no_table() -> None:
     assert "joins=" not in done.summary
 
 
-async def test_join_is_not_used_if_one_place_of_the_small_table_has_no_plan() -> None:
+async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() -> None:
     """The small table occurs in two places of the statement, and one of them gets no plan."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] == "items" and wanted.filter is None:
             raise Forbidden("", status=403)
-        return used(wanted)
+        return all_joins_used(wanted)
 
     done, asked = await rewritten(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
-    assert of("sales", asked)[0].joins
+    assert requests_for("sales", asked)[0].joins
     assert done.statement is None
 
 
@@ -249,7 +257,7 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
             await asyncio.sleep(600.0 if wanted.joins else 0.0)
             return await super().plan_table(wanted)
 
-    server = Slow(plan=used, tables=TABLES)
+    server = Slow(plan=all_joins_used, tables=TABLES)
     async with rewriter(server, RewriteLimits(budget_s=3.0)) as made:
         done = await made.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (done.statement or "")
@@ -259,7 +267,7 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
 
 
 async def test_server_failure_is_not_followed_by_a_second_request() -> None:
-    done, _ = await rewritten(STAR, with_joins(ServerFailed("")))
+    done, _ = await rewritten(STAR, fail_with_joins(ServerFailed("")))
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
@@ -282,9 +290,9 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
-    (wanted,) = [one for one in of("sales", asked) if one.joins]
-    told = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
-    assert told == [
+    (wanted,) = [one for one in requests_for("sales", asked) if one.joins]
+    reported = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
+    assert reported == [
         ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]
@@ -299,7 +307,7 @@ async def test_alternative_is_not_requested_if_another_alternative_is_missing() 
         "AND (color = 'red' OR year = 2020)",
         tables={"days": large},
     )
-    assert not any(one.joins for one in of("sales", asked))
+    assert not any(one.joins for one in requests_for("sales", asked))
 
 
 async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
@@ -307,11 +315,13 @@ async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> No
     _, asked = await rewritten(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
     )
-    assert [(one.joins[0].on, one.joins[0].transform) for one in of("sales", asked)] == [((("at", "d_day"),), "day")]
+    assert [(one.joins[0].on, one.joins[0].transform) for one in requests_for("sales", asked)] == [
+        ((("at", "d_day"),), "day")
+    ]
 
 
 async def test_large_table_is_joined_with_few_rows_of_itself() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
         _, asked = await rewritten(self_join.format(condition))
-        assert any(one.joins for one in of("sales", asked)) == is_joined, condition
+        assert any(one.joins for one in requests_for("sales", asked)) == is_joined, condition

@@ -1,4 +1,4 @@
-"""Joins that limit the rows of a scan to those with a partner in another scan, case by case."""
+"""Tests of joins that limit the rows of a scan to those with a matching row in another scan."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def joins(statement: str) -> dict[str, list[str]]:
     If a table has several scans, its list contains the joins of all of them.
     """
     found = find_scans(statement, columns_of=columns_of)
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for scan in found:
-        each = (" and ".join(shown_pairs(join, found[join.scan].table)) for join in scan.joins)
-        told.setdefault(scan.table, []).extend(each)
-    return {table: sorted(each) for table, each in told.items() if each}
+        each = (" and ".join(join_pair_texts(join, found[join.scan].table)) for join in scan.joins)
+        reported.setdefault(scan.table, []).extend(each)
+    return {table: sorted(each) for table, each in reported.items() if each}
 
 
-def shown_pairs(join: Join, table: str) -> Iterator[str]:
+def join_pair_texts(join: Join, table: str) -> Iterator[str]:
     for (own, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other}"
         if join.is_extreme:
@@ -59,7 +59,7 @@ def shown_pairs(join: Join, table: str) -> Iterator[str]:
         yield f"{own}{op}{column}"
 
 
-def of_sales(statement: str) -> list[str]:
+def joins_of_sales(statement: str) -> list[str]:
     return joins(statement).get("sales", [])
 
 
@@ -154,7 +154,7 @@ def test_joined_scans_have_joins_with_each_other() -> None:
             "WITH f AS (SELECT * FROM sales) SELECT (SELECT count(*) FROM f) FROM f JOIN items ON s_item = i_key",
             [],
         ),
-        # The values differ, or differ for some rows.
+        # The values differ in all rows or in some rows.
         ("SELECT * FROM sales, items WHERE s_item + 0 = i_key", []),
         ("SELECT * FROM sales, items WHERE s_item = i_key + 0", []),
         ("SELECT * FROM sales, items WHERE price = weight", []),
@@ -282,16 +282,16 @@ def test_joined_scans_have_joins_with_each_other() -> None:
         ),
     ],
 )
-def test_scan_has_a_join_exactly_if_its_rows_need_a_partner(statement: str, expected: list[str]) -> None:
-    assert of_sales(statement) == expected
+def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str, expected: list[str]) -> None:
+    assert joins_of_sales(statement) == expected
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
-    told = joins(
+    reported = joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
     )
-    assert told == {
+    assert reported == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
         "brands": ["b_key=items.i_brand"],
@@ -300,7 +300,7 @@ def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
 
 def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
-    assert of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
+    assert joins_of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
     below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
     assert joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
@@ -328,7 +328,7 @@ def limits(statement: str, table: str = "f") -> list[str]:
     """Return the joins of the first scan of a table."""
     scans = find_scans(statement, columns_of=columns_of)
     scan = next(scan for scan in scans if scan.table == table)
-    return sorted(" and ".join(shown_pairs(join, scans[join.scan].table)) for join in scan.joins)
+    return sorted(" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
 
 
 @pytest.mark.parametrize(
@@ -351,13 +351,13 @@ def limits(statement: str, table: str = "f") -> list[str]:
         (", d WHERE amount > precise", []),
         (", d WHERE amount > low", []),
         (", d WHERE amount > double", []),
-        (", d WHERE x BETWEEN real AND double", []),  # operands of different types
-        # The optional side only.
+        (", d WHERE x BETWEEN real AND double", []),  # The operands have different types.
+        # Only the optional side has a join.
         ("RIGHT JOIN d ON at BETWEEN start AND stop", ["at>=d.start and at<=d.stop"]),
         ("LEFT JOIN d ON at BETWEEN start AND stop", []),
         ("FULL JOIN d ON at BETWEEN start AND stop", []),
         ("LEFT JOIN d ON d.low = id WHERE at < stop", ["at<d.stop", "id=d.low"]),
-        # The sides are converted before they are compared, or a row needs no partner.
+        # The engine converts both sides before it compares them, or a row needs no matching row.
         (", d WHERE tz BETWEEN start AND stop", []),
         (", d WHERE x < low", []),
         (", d WHERE id BETWEEN low AND 1e0", []),
@@ -391,7 +391,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ),
         ("day >= (SELECT first FROM d WHERE name = 'x')", ["day>=d.first"]),
         ("day < ANY (SELECT first FROM d)", ["day<d.first"]),
-        # Fewer rows than those of the condition: one limit.
+        # The extreme is of fewer rows than the condition, so it limits the column on one side.
         ("day >= (SELECT max(first) FROM d WHERE lower(name) = 'x')", []),
         (
             "day <= (SELECT max(first) FROM d WHERE name LIKE '%x%' AND low = 1)",
@@ -401,7 +401,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ("day >= (SELECT max(first) FILTER (WHERE low = 1) FROM d)", []),
         ("day >= (SELECT max(first) FROM d WHERE start > current_timestamp)", []),
         ("day >= (SELECT max(first) FROM d WHERE z > TIMESTAMP '2026-01-01')", []),
-        # The extremes of one query may be of several rows.
+        # Two extremes in one query may come from different rows.
         ("day <= (SELECT max(e) FROM (SELECT max(first) e, max(low) l FROM d) WHERE l > 3)", []),
         ("day >= (SELECT max(first) FROM d GROUP BY name)", []),
         ("day >= (SELECT max(first) FROM d, f AS g)", []),
@@ -446,7 +446,7 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = coalesce(e, DATE '2026-01-01')", []),
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE at > e", ["at>max(d.first)"]),
         ("m AS (SELECT max(low) AS e FROM d) SELECT * FROM f, m WHERE x > e", []),
-        # Fewer rows than those of the name, or other rows: one limit, or none.
+        # The extreme is of fewer or of other rows, so it limits the column on one side or not at all.
         ("m AS (SELECT max(first) AS e FROM (SELECT * FROM d LIMIT 3)) SELECT * FROM f, m WHERE day > e", []),
         (
             "r AS (SELECT * FROM d LIMIT 3), m AS (SELECT max(first) AS e FROM r) SELECT * FROM f, m WHERE day < e",
@@ -461,7 +461,7 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
             "RECURSIVE m AS (SELECT max(first) AS e FROM d UNION ALL SELECT e FROM m) SELECT * FROM f, m WHERE day > e",
             [],
         ),
-        # Each group has its own extreme: only the values limit the column.
+        # Each group has its own extreme, so only the set of values limits the column.
         (
             "m AS (SELECT name, max(first) AS e FROM d GROUP BY name) SELECT * FROM f, m WHERE code = name AND day = e",
             ["code=d.name and day=d.first"],

@@ -1,6 +1,6 @@
-"""Joins in the queries of SSB and TPC-H.
+"""Tests of joins in the queries of SSB and TPC-H.
 
-In SSB, every dimension with a condition limits the large table. In TPC-H, whole arms of the snowflake do.
+In SSB, every dimension with a condition limits the large table. In TPC-H, chains of several dimensions limit it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """Return the joins that limit each scan of the table."""
-    chosen, _ = planned(sql, tables)
-    return [shown(each) for place, each in chosen.items() if place.table == (table,)]
+    chosen, _ = plan_joins(sql, tables)
+    return [dimension_texts(each) for place, each in chosen.items() if place.table == (table,)]
 
 
-def planned(
+def plan_joins(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
-    """Return the joins of each scan, and for each table the reasons why it has no others."""
+    """Return the joins of each scan, and for each table the reasons why it has no other joins."""
     known = {
         (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
@@ -57,12 +57,12 @@ def planned(
     return chosen, reasons
 
 
-def shown(each: tuple[Dimension, ...]) -> str:
-    told = []
+def dimension_texts(each: tuple[Dimension, ...]) -> str:
+    reported = []
     for one in each:
-        behind = f" ({shown(one.dimensions)})" if one.dimensions else ""
-        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
-    return ", ".join(sorted(told))
+        behind = f" ({dimension_texts(one.dimensions)})" if one.dimensions else ""
+        reported.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
+    return ", ".join(sorted(reported))
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -122,13 +122,13 @@ def test_join_that_is_not_requested_has_a_reason() -> None:
     def because(**reasons: str) -> list[str]:
         return [f"the join with {table} leaves out no files, because {why}" for table, why in reasons.items()]
 
-    _, found = planned(query(18), TPCH)
+    _, found = plan_joins(query(18), TPCH)
     assert found == [
         ("customer", because(orders=large)),
         ("orders", because(customer=no_condition, lineitem=large)),
         ("lineitem", because(orders=no_condition, lineitem=large)),
         ("lineitem", []),
     ]
-    _, found = planned(query(9), TPCH)
+    _, found = plan_joins(query(9), TPCH)
     assert dict(found)["lineitem"] == because(supplier=no_condition, orders=no_condition)
     assert dict(found)["part"] == because(lineitem=large)

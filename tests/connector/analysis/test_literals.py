@@ -1,4 +1,4 @@
-"""Constants that Trino cannot compute leave no files out.
+"""Tests that constants which Trino cannot compute prune no files.
 
 The statement then fails as it does without a plan.
 """

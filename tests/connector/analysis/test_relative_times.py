@@ -1,4 +1,6 @@
-"""An expression of the current time has a value within its span, in every zone and at any moment of the day."""
+"""Tests that an expression of the current time has a value within its span, in every zone and at any time of the
+day.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.seeds import first_seed
 ZONES = [timezone(timedelta(minutes=60 * hours)) for hours in (-12, -11, -8, -5, 0, 1, 2, 9, 14)] + [
     timezone(timedelta(hours=5, minutes=45))
 ]
-"""Zones without daylight saving time, which would change an offset by up to three hours."""
+"""Time zones without daylight saving time. Daylight saving time would change an offset by up to three hours."""
 
 
 def start_of(moment: datetime, unit: str) -> datetime:
@@ -36,7 +38,7 @@ def months_from(moment: datetime, count: int) -> datetime:
     return datetime.combine(add_months(moment.date(), "MONTH", count), moment.timetz())
 
 
-def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
+def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
     """Return an expression and its two values: the instant in UTC, and the local time in the zone of `now`."""
     text, value = rng.choice(["now()", "current_timestamp", "localtimestamp", "current_date"]), now
     if text == "current_date":
@@ -70,7 +72,7 @@ def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
         # A plan for DuckDB and Spark is valid for a day.
         for later in (timedelta(0), timedelta(hours=23)):
             now = (analysed + later).astimezone(rng.choice(ZONES))
-            text, values = drawn(rng, now)
+            text, values = draw_expression(rng, now)
             span = parse_span(parse_one(text, read="trino"), analysed.date())
             if span is None:
                 continue

@@ -1,6 +1,6 @@
-"""Statements are rewritten to plan tables only if every doubt is resolved in time.
+"""Tests that statements are rewritten to plan tables only if all plans are safe and arrive in time.
 
-Otherwise they stay unchanged.
+Otherwise the statements stay unchanged.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ async def test_each_statement_requests_a_new_plan() -> None:
     ],
 )
 async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tree serves also when the statement is read again with the columns of its tables, or after these change."""
+    """The proxy uses the same tree again with the columns of the tables, and after these columns have changed."""
     count = 0
     parse = Parser.parse
 
@@ -220,7 +220,7 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
     async with rewriter(server) as made:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
         await asyncio.gather(*(made.rewrite(statement, SESSION) for _ in range(20)))
-        assert len(reads) == 2  # The first reading is without columns, the second with them.
+        assert len(reads) == 2  # The first analysis has no columns, and the second has them.
         server.version = "2"
         done = await made.rewrite(statement, SESSION)
         assert len(reads) == 3
@@ -250,7 +250,7 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     assert " u FOR VERSION AS OF 1" in (done.statement or "")
 
 
-async def test_table_is_not_rewritten_if_one_of_its_places_has_no_plan() -> None:
+async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> None:
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.snapshot_id is not None:
             raise NotFound("", status=404)
@@ -352,20 +352,20 @@ async def test_execution_that_is_not_understood_stays_unchanged(statement: str) 
 
 
 def test_session_is_read_from_the_headers() -> None:
-    def told(*headers: tuple[str, str]) -> Session:
+    def session_from(*headers: tuple[str, str]) -> Session:
         return session_of(CIMultiDictProxy(CIMultiDict(headers)))
 
-    assert told() == Session()
-    assert told(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
-    assert told(("X-Trino-Transaction-Id", "NONE")) == Session()
-    assert told(("X-Trino-Transaction-Id", "abc")).in_transaction
-    assert told(("X-Seamark", "OFF")).off
-    assert told(("X-Trino-Client-Tags", "a, seamark-off")).off
-    assert not told(("X-Trino-Client-Tags", "seamark-office")).off
-    assert told(("X-Trino-Time-Zone", "UTC")).utc
-    assert not told(("X-Trino-Time-Zone", "Europe/Zurich")).utc
-    assert not told(("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")).utc
-    assert told(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
+    assert session_from() == Session()
+    assert session_from(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
+    assert session_from(("X-Trino-Transaction-Id", "NONE")) == Session()
+    assert session_from(("X-Trino-Transaction-Id", "abc")).in_transaction
+    assert session_from(("X-Seamark", "OFF")).off
+    assert session_from(("X-Trino-Client-Tags", "a, seamark-off")).off
+    assert not session_from(("X-Trino-Client-Tags", "seamark-office")).off
+    assert session_from(("X-Trino-Time-Zone", "UTC")).utc
+    assert not session_from(("X-Trino-Time-Zone", "Europe/Zurich")).utc
+    assert not session_from(("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")).utc
+    assert session_from(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
 
 
 # Time zones
@@ -395,13 +395,13 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
-    server, told = Seamark(wait_s=600.0), []
+    server, reported = Seamark(wait_s=600.0), []
     async with rewriter(server, RewriteLimits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
             while not made.open_breakers:
-                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+                reported.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in told if not one.startswith("unchanged; it was not parsed in time")]
+        slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert made.open_breakers == ["seamark"]
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
@@ -498,6 +498,6 @@ async def test_explain_statement_is_recognised_in_every_form(statement: str, exp
 
 @pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
 async def test_long_comments_are_skipped_in_bounded_time(line: str) -> None:
-    begun_s = time.process_time()  # CPU time leaves out what other processes do.
+    begun_s = time.process_time()  # CPU time does not include the work of other processes.
     await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
     assert time.process_time() - begun_s < 5

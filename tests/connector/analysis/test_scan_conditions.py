@@ -12,7 +12,7 @@ import pytest
 
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from tests.connector.analysis.scan_tables import found, predicates
+from tests.connector.analysis.scan_tables import predicates, scans_of_statement
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from tests.connector.analysis.scan_tables import found, predicates
         ("extract(YEAR FROM i_day) IN (1994, 1995)", 'YEAR("i_day") IN (1994, 1995)'),
         ("i_key = BIGINT '7' AND qty < DECIMAL '1.5'", '("i_key" = 7 AND "qty" < 1.5)'),
         ("qty < 1e3 AND qty < DOUBLE '2'", '("qty" < 1e3 AND "qty" < 2E0)'),
-        # The predicate is weaker if a part of the condition is not understood.
+        # The predicate is weaker if the analysis does not support a part of the condition.
         ("i_key = 5 AND rand() < 0.5", '"i_key" = 5'),
         ("i_key = 5 OR rand() < 0.5", None),
         ("(i_key = 5 AND qty > i_key) OR i_key = 6", '("i_key" = 5 OR "i_key" = 6)'),
@@ -308,16 +308,16 @@ def test_operands_of_a_predicate_are_compared_in_their_common_type(condition: st
 
 def test_parameter_without_a_literal_value_leaves_no_predicate() -> None:
     text = "SELECT * FROM parts WHERE p_key BETWEEN ? AND ?"
-    (scan,) = found(text, parameters=["9007199254740993", "CAST(1 AS double)"])
+    (scan,) = scans_of_statement(text, parameters=["9007199254740993", "CAST(1 AS double)"])
     assert scan.predicate is None
-    (scan,) = found(text, parameters=["9007199254740993", "DOUBLE '1'"])
+    (scan,) = scans_of_statement(text, parameters=["9007199254740993", "DOUBLE '1'"])
     assert scan.predicate == '"p_key" BETWEEN 9007199254740993e0 AND 1E0'
 
 
 @pytest.mark.parametrize("pattern", [r"'a\' ESCAPE '\'", r"'a\b%' ESCAPE '\'", "'a%' ESCAPE '##'", "'a%' ESCAPE '🙂'"])
 def test_statement_with_an_invalid_pattern_stays_unchanged(pattern: str) -> None:
     """Trino refuses the pattern only if it compares a row with it."""
-    assert found(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
+    assert scans_of_statement(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
 
 
 @pytest.mark.parametrize(
@@ -348,10 +348,10 @@ def test_time_condition_on_a_column_of_unknown_type_is_left_out() -> None:
 )
 def test_parameters_replace_their_question_marks(parameters: list[str], predicate: str | None) -> None:
     text = "SELECT * FROM parts WHERE p_key = ? AND brand = ? LIMIT 5"
-    (scan,) = found(text, parameters=parameters)
+    (scan,) = scans_of_statement(text, parameters=parameters)
     assert (text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
     inside = f"EXECUTE IMMEDIATE '{text}' USING {', '.join(parameters)}"
-    (scan,) = found(inside)
+    (scan,) = scans_of_statement(inside)
     assert (inside[scan.start : scan.end], scan.predicate) == ("parts", predicate)
 
 
@@ -396,7 +396,7 @@ def test_union_branch_is_pruned_if_its_literal_fails_the_condition(
         f"WITH u AS ({branches}) SELECT * FROM u WHERE {condition}",
         f"SELECT * FROM ({branches}) u (src, k) WHERE {condition}",
     ):
-        assert [scan.predicate for scan in found(text)] == expected, text
+        assert [scan.predicate for scan in scans_of_statement(text)] == expected, text
 
 
 STRUCTS = {
@@ -434,7 +434,7 @@ def test_field_of_a_struct_is_used_only_if_its_name_is_unambiguous(statement: st
 
 
 def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
-    """Among the columns of the scan, the struct stands for its field."""
+    """The columns of the scan include the struct, and not its field."""
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
     shops, sales = find_scans(text, columns_of=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}

@@ -9,7 +9,7 @@ import pytest
 from seamark.connector.analysis.lexer import ExecuteStatement, parse_execute
 from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.plans.splices import splice
-from tests.connector.analysis.scan_tables import columns_of, found, predicates
+from tests.connector.analysis.scan_tables import columns_of, predicates, scans_of_statement
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ from tests.connector.analysis.scan_tables import columns_of, found, predicates
     ],
 )
 def test_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> None:
-    assert found(statement) == ()
+    assert scans_of_statement(statement) == ()
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> 
     ],
 )
 def test_splice_changes_only_the_names_of_tables(statement: str, expected: str) -> None:
-    assert splice(statement, [read_from_view(scan, "P") for scan in found(statement)]) == expected
+    assert splice(statement, [read_from_view(scan, "P") for scan in scans_of_statement(statement)]) == expected
 
 
 def test_scan_has_the_names_and_the_position_of_its_table_reference() -> None:
     statement = 'SELECT * FROM Cat."Sch".ORDERS FOR VERSION AS OF 123 WHERE o_key = 1'
-    (scan,) = found(statement)
+    (scan,) = scans_of_statement(statement)
     assert (scan.catalog, scan.schema, scan.table, scan.snapshot_id) == ("cat", "sch", "orders", 123)
     assert statement[scan.start : scan.end] == 'Cat."Sch".ORDERS'
     assert statement[scan.name_start : scan.end] == "ORDERS"
@@ -104,7 +104,7 @@ def test_scan_has_the_names_and_the_position_of_its_table_reference() -> None:
     assert scan.alias_needed == ' AS "ORDERS"'
     assert scan.predicate == '"o_key" = 1'
     statement = "EXECUTE IMMEDIATE 'SELECT * FROM orders /* */ FOR version AS OF ''it''''s'' AS o'"
-    (scan,) = found(statement)
+    (scan,) = scans_of_statement(statement)
     assert (scan.snapshot_id, scan.ref) == (None, "it's")
     assert scan.version_span is not None
     assert statement[slice(*scan.version_span)] == "FOR version AS OF ''it''''s''"
@@ -135,7 +135,7 @@ def test_chain_of_names_that_are_used_twice_is_analysed_quickly() -> None:
     for number in range(1, 60):
         inner = f"SELECT * FROM x{number - 1} a, x{number - 1} b WHERE a.o_key < {number} AND b.o_cust < {number}"
         names.append(f"x{number} AS ({inner})")
-    (scan,) = found(f"WITH {', '.join(names)} SELECT * FROM x59")
+    (scan,) = scans_of_statement(f"WITH {', '.join(names)} SELECT * FROM x59")
     assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
     unions = ["x0 AS (SELECT o_key FROM orders)"]
     unions += [f"x{n} AS (SELECT o_key FROM x{n - 1} UNION SELECT o_key FROM x{n - 1})" for n in range(1, 60)]

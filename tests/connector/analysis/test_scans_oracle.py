@@ -1,8 +1,8 @@
-"""Random queries give the same rows if each table has only the rows that the analysis requires.
+"""Tests that random queries give the same rows if each table has only the rows that the analysis requires.
 
-DuckDB runs the original statement and the spliced statement. The tables of the latter contain the rows that
-match the predicates and have join partners, and sometimes other rows, as files do. DuckDB shares no code
-with the analysis.
+DuckDB runs the original statement and the changed statement. The tables of the changed statement contain the rows
+that match the predicates and have matching rows in joined tables, and sometimes other rows, as files do. DuckDB shares
+no code with the analysis.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class Told:
-    """The columns that the metastore would know of each table: all, some, or none."""
+    """The columns of each table that the analysis gets: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
         known = rng.choice([tables, tables, tables, [], [one for one in tables if rng.random() < 0.5]])
@@ -63,10 +63,10 @@ class Told:
         return self._columns.get(names[2])
 
 
-def pruned(
+def prune(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """Return the statement over plan tables, the tables' names, and how many rows only joins leave out."""
+    """Return the statement over plan tables, the tables' names, and the number of rows that only joins leave out."""
     replacements, names, left_out = [], [], 0
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(found):
@@ -119,7 +119,10 @@ def joins_sql(
 
 
 def extreme_sql(join: Join, depth: int, table: str) -> str:
-    """Return the condition that a row of `j{depth}` has to an extreme. Without `exact` only one limit is known."""
+    """Return the condition of a row of `j{depth}` on an extreme.
+
+    Without `exact`, the extreme is only a limit on one side.
+    """
     ((own, other),) = join.on
     (op,) = join.ops
     rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
@@ -131,7 +134,7 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
 
 
 def equal_sql(join: Join, depth: int) -> str:
-    """Return the condition that a row of `j{depth}` and one of the next are partners."""
+    """Return the condition that a row of `j{depth}` matches a row of the next table."""
     pairs = [(f"j{depth}.{quoted(one)}", f"j{depth + 1}.{quoted(two)}") for one, two in join.on]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
@@ -169,31 +172,31 @@ def check_bound(statements: Statements, scan: Scan) -> None:
 
 
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
-                told["invalid"] += 1
+                counts["invalid"] += 1
                 continue
             found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
-            told["queries"] += 1
-            told["with rows"] += bool(expected)
-            told["understood"] += bool(found)
-            told["scans"] += len(found)
-            told["predicates"] += sum(one.predicate is not None for one in found)
-            told["likes"] += sum(len(one.likes) for one in found)
-            told["joins"] += sum(len(one.joins) for one in found)
-            told += Counter(join.transform for one in found for join in one.joins)
-            told["exact"] += sum(join.exact and join.where is not None for one in found for join in one.joins)
-            told["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
-            told["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
+            counts["queries"] += 1
+            counts["with rows"] += bool(expected)
+            counts["understood"] += bool(found)
+            counts["scans"] += len(found)
+            counts["predicates"] += sum(one.predicate is not None for one in found)
+            counts["likes"] += sum(len(one.likes) for one in found)
+            counts["joins"] += sum(len(one.joins) for one in found)
+            counts += Counter(join.transform for one in found for join in one.joins)
+            counts["exact"] += sum(join.exact and join.where is not None for one in found for join in one.joins)
+            counts["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
+            counts["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
             for scan in found:
                 if scan.predicate is not None:
                     check_bound(statements, scan)
-    return told
+    return counts
 
 
 def check_same(
@@ -208,7 +211,7 @@ def check_same(
 
     Return the number of rows that joins alone leave out.
     """
-    new, names, left_out = pruned(rng, connection, text, found)
+    new, names, left_out = prune(rng, connection, text, found)
     asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
     try:
@@ -221,18 +224,18 @@ def check_same(
     return left_out
 
 
-def check_worth(told: Counter[str]) -> None:
+def check_worth(counts: Counter[str]) -> None:
     """Check that the campaign was effective: most queries were analysed, and many rows were left out."""
-    assert told["invalid"] < 0.15 * told["queries"], told
-    assert told["understood"] > 0.8 * told["queries"], told
-    assert told["with rows"] > 0.3 * told["queries"], told
-    assert told["predicates"] > 0.2 * told["scans"], told
-    assert told["joins"] > 0.05 * told["scans"], told
-    assert told["rows left out by joins"] > 0.2 * told["queries"], told
+    assert counts["invalid"] < 0.15 * counts["queries"], counts
+    assert counts["understood"] > 0.8 * counts["queries"], counts
+    assert counts["with rows"] > 0.3 * counts["queries"], counts
+    assert counts["predicates"] > 0.2 * counts["scans"], counts
+    assert counts["joins"] > 0.05 * counts["scans"], counts
+    assert counts["rows left out by joins"] > 0.2 * counts["queries"], counts
 
 
 def extreme_query(rng: random.Random, statements: Statements) -> str | None:
-    """Return a query that compares a column with extremes of rows; None without fitting columns."""
+    """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
     compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
@@ -242,14 +245,14 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
 
 
 def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str]:
-    """Run comparisons with extremes alone, of rows that the analysis knows exactly and of others.
+    """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
         seed: The seed.
         lakes_count: The number of lakes.
         named: The extremes are columns of names in WITH.
     """
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.named_extreme_query() if named else extreme_query(rng, statements)
@@ -261,26 +264,26 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
                 continue
             found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
             joins = [join for scan in found for join in scan.joins if join.is_extreme]
-            told += Counter("exact" if join.exact else "fewer" for join in joins)
+            counts += Counter("exact" if join.exact else "fewer" for join in joins)
             check_same(rng, connection, text, found, expected, f"seed {seed}")
-    return told
+    return counts
 
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, named: bool) -> None:
-    told = compare_extremes(14, lakes_count, named=named)
-    assert told["exact"] > 0, told
-    assert told["fewer"] > 0, told
+    reported = compare_extremes(14, lakes_count, named=named)
+    assert reported["exact"] > 0, reported
+    assert reported["fewer"] > 0, reported
 
 
 def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
     for rng, statements, _ in lakes(13, 3):
-        told = Told(rng, statements.tables)
+        reported = Told(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
-            alone, inside = find_scans(text, columns_of=told), immediate(text)
-            found = find_scans(inside, columns_of=told)
+            alone, inside = find_scans(text, columns_of=reported), immediate(text)
+            found = find_scans(inside, columns_of=reported)
             assert [one.predicate for one in found] == [one.predicate for one in alone], text
             expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
@@ -328,6 +331,6 @@ def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
-    told = campaign(seed, 40)
-    check_worth(told)
-    assert all(told[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), told
+    reported = campaign(seed, 40)
+    check_worth(reported)
+    assert all(reported[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), reported

@@ -136,7 +136,7 @@ class Stars:
     def in_branches(self, on: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
-        Rarely one branch lacks the join, and may contain another join.
+        In rare cases, one branch lacks the join, and may contain another join.
         """
         if self.chance(0.4):
             return on
@@ -177,7 +177,7 @@ class Stars:
 
 
 def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
-    told, told_duckdb = Counter[str](), Counter[str]()
+    counts, told_duckdb = Counter[str](), Counter[str]()
     for number in range(stars):
         name = f"seed {seed}/{number}"
         rng = random.Random(name)
@@ -188,26 +188,26 @@ def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter
             for _ in range(queries):
                 text = statements.query()
                 found = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
-                told["rows left out by joins"] += check_same(
+                counts["rows left out by joins"] += check_same(
                     rng, connection, text, found, rows_of(connection, text), name
                 )
-                count(told, found)
+                count(counts, found)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
-    return told, told_duckdb
+    return counts, told_duckdb
 
 
-def count(told: Counter[str], found: Sequence[Scan]) -> None:
+def count(counts: Counter[str], found: Sequence[Scan]) -> None:
     joins = [join for one in found for join in one.joins]
-    told["queries"] += 1
-    told["periods"] += any(join.transform != "identity" for join in joins)
-    told["alternatives"] += any(join.any_of is not None for join in joins)
-    told["with unless"] += any(join.unless is not None for join in joins)
+    counts["queries"] += 1
+    counts["periods"] += any(join.transform != "identity" for join in joins)
+    counts["alternatives"] += any(join.any_of is not None for join in joins)
+    counts["with unless"] += any(join.unless is not None for join in joins)
 
 
-def check_worth(told: Counter[str], told_duckdb: Counter[str]) -> None:
-    assert told["periods"] > 0.2 * told["queries"], told
-    assert min(told["alternatives"], told["with unless"]) > 0.02 * told["queries"], told
-    assert told["rows left out by joins"] > told["queries"], told
+def check_worth(counts: Counter[str], told_duckdb: Counter[str]) -> None:
+    assert counts["periods"] > 0.2 * counts["queries"], counts
+    assert min(counts["alternatives"], counts["with unless"]) > 0.02 * counts["queries"], counts
+    assert counts["rows left out by joins"] > counts["queries"], counts
     assert told_duckdb["understood"] > 0.8 * told_duckdb["queries"], told_duckdb
     assert told_duckdb["periods"] > 0.15 * told_duckdb["queries"], told_duckdb
     assert told_duckdb["joins"] > 0.5 * told_duckdb["queries"], told_duckdb

@@ -1,7 +1,6 @@
-"""Statements that name views.
+"""Tests of statements that name views.
 
-The tables of a view are planned with the conditions on the view. If there is a doubt, the view stays
-unchanged.
+The proxy plans the tables of a view with the conditions on the view. If this is not safe, the view stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 
 
-def tried(names: str, columns: Iterable[str] = COLUMNS) -> str:
+def access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
     """Return the WITH clause that precedes a statement over plan views.
 
     It names the original views and reads no rows of them, so that Trino checks the access to them.
@@ -49,7 +48,10 @@ async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seama
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
-    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
+    assert (
+        done.statement
+        == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
+    )
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN.text[reference.start : reference.end] == "t"
@@ -103,7 +105,7 @@ async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, give
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
-    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    assert done.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.asked[-1].filter == filter_of("x > 5")
 
@@ -113,7 +115,7 @@ async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
     done, _ = await rewritten(statement, views={"v": counted})
     over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
-    assert done.statement == tried("lake.db.v", ["n"]) + over
+    assert done.statement == access_check("lake.db.v", ["n"]) + over
     done, _ = await rewritten(statement, views={"v": counted}, answer=lambda _: None)
     assert done.statement is None
 
@@ -128,7 +130,7 @@ NESTED = {
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
     over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
-    assert done.statement == tried("lake.db.top", ["k", "y"]) + over
+    assert done.statement == access_check("lake.db.top", ["k", "y"]) + over
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
@@ -175,7 +177,7 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
 
 
 async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_not_pushed_down() -> None:
-    """The inner view computes `n`, and its `x` has another type than in the table."""
+    """The inner view computes `n`, and converts `x` to another type."""
     inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
     outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
@@ -359,7 +361,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     done, server = await rewritten(statement, views={"v": PLAIN})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
     over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
-    assert done.statement == tried("lake.db.v") + over
+    assert done.statement == access_check("lake.db.v") + over
 
 
 @pytest.mark.parametrize(
@@ -386,7 +388,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
     done, _ = await rewritten(statement, views={"v": PLAIN})
-    named = tried("lake.db.v").removeprefix("WITH ").rstrip()
+    named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
     assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
     assert done.used.views == {("lake", "db", "v")}
     assert set(done.used.columns) == {("lake", "db", "t")}

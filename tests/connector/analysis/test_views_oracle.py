@@ -22,7 +22,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import Stored, quoted
 from tests.connector.analysis.statements import Statements
-from tests.connector.analysis.test_scans_oracle import Told, lakes, pruned, rows_of
+from tests.connector.analysis.test_scans_oracle import Told, lakes, prune, rows_of
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -34,13 +34,13 @@ ROWS_MAX = 60
 
 
 class TellingViews:
-    """The columns of each table as `told` knows them, and the columns of each view as the adapter reads them.
+    """The columns of each table that `Told` selects, and the columns of each view.
 
     A view can read the views before it.
     """
 
-    def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
-        self._told = told
+    def __init__(self, expected: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
+        self._told = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
@@ -77,7 +77,7 @@ def make_views(
 
 
 def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
-    """Return the scans of tables without those of views; the joins among the remaining scans stay."""
+    """Return the scans without those of views. The joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
     return tuple(
         replace(
@@ -99,7 +99,7 @@ class Cutting:
     texts: Mapping[str, str]
     told: Counter[str]
     left: int = 0
-    """The number of views that may still be replaced. Nested views can contain very many."""
+    """The number of views that the test may still replace. Nested views can contain very many views."""
 
     def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
@@ -124,7 +124,7 @@ class Cutting:
         rest = without_views(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in rest):
             return False
-        _, more, _ = pruned(self.rng, self.connection, stated, rest)
+        _, more, _ = prune(self.rng, self.connection, stated, rest)
         cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
         self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
@@ -142,44 +142,44 @@ class Cutting:
 
 
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
         telling = TellingViews(Told(rng, statements.tables), views, texts)
-        cutting = Cutting(rng, connection, telling, views, texts, told)
+        cutting = Cutting(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
-                told["invalid"] += 1
+                counts["invalid"] += 1
                 continue
-            told["queries"] += 1
-            told["with rows"] += bool(expected)
+            counts["queries"] += 1
+            counts["with rows"] += bool(expected)
             found = find_scans(text, columns_of=telling)
-            told["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
+            counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
             cutting.left = VIEWS_MAX
             new, names = cutting.over_plans(found)
             whole = splice(text, new)
             rest = without_views(found, views)
-            kept, more, _ = pruned(rng, connection, text, rest)
+            kept, more, _ = prune(rng, connection, text, rest)
             both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])
-    return told
+    return counts
 
 
-def check_worth(told: Counter[str]) -> None:
-    assert told["invalid"] < 0.15 * told["queries"], told
-    assert told["with rows"] > 0.2 * told["queries"], told
-    assert told["views asked"] > 0.05 * told["queries"], told
-    assert told["views cut"] > 0.3 * told["views asked"], told
-    assert told["views cut within views"] > 0.1 * told["views cut"], told
-    assert told["views asked within views"] > 0.005 * told["views cut"], told
+def check_worth(counts: Counter[str]) -> None:
+    assert counts["invalid"] < 0.15 * counts["queries"], counts
+    assert counts["with rows"] > 0.2 * counts["queries"], counts
+    assert counts["views asked"] > 0.05 * counts["queries"], counts
+    assert counts["views cut"] > 0.3 * counts["views asked"], counts
+    assert counts["views cut within views"] > 0.1 * counts["views cut"], counts
+    assert counts["views asked within views"] > 0.005 * counts["views cut"], counts
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,7 @@ TRANSFORMS: dict[str, list[Transform[Any, Any]]] = {
 }
 """Transforms of partition fields, by column type.
 
-Truncated decimals are left out: DuckDB 1.5.5 invalidates its database when it changes rows with a negative
-one.
+Truncated decimals are excluded: DuckDB 1.5.5 invalidates its database when it changes rows with a negative one.
 """
 
 
@@ -104,7 +103,7 @@ class PlannedStatements(LooseStatements):
 
 
 def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
         statements = PlannedStatements(rng)
@@ -115,7 +114,7 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
             for text in statements.make_tables():
                 con.execute(text)
                 if text.startswith("CREATE TABLE"):
-                    told["partitioned"] += partition(server, schema, statements)
+                    counts["partitioned"] += partition(server, schema, statements)
             copy.execute(f"CREATE SCHEMA {schema}")
             copy.execute(f"USE {schema}")
             for table in statements.tables:
@@ -125,12 +124,12 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
                 copy.unregister("rows")
             for _ in range(queries):
                 text = statements.query(rng.choice([1, 1, 1, 2])).replace("main", schema)
-                check(con, text, told, f"seed {seed}/{number}", copy)
-    return told
+                check(con, text, counts, f"seed {seed}/{number}", copy)
+    return counts
 
 
 def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
-    """Partition new tables at random. Return whether a table was partitioned."""
+    """Partition new tables at random. Return True if a table was partitioned."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         found = {name for _, name in catalog.list_tables(schema)}
         for one in statements.tables:
@@ -147,7 +146,7 @@ def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bo
 def check(
     con: duckdb.DuckDBPyConnection,
     text: str,
-    told: Counter[str],
+    counts: Counter[str],
     seed: str,
     copy: duckdb.DuckDBPyConnection | None = None,
 ) -> None:
@@ -158,30 +157,30 @@ def check(
     try:
         expected = Counter(map(repr, (copy or con).sql(text).fetchall()))
     except duckdb.Error:
-        told["invalid"] += 1
+        counts["invalid"] += 1
         return
     done = seamark.duckdb.rewrite_query(con, text)
-    told["queries"] += 1
-    told[done.summary.partition("=")[0] if done.statement is None else "rewritten"] += 1
-    told["files left out"] += done.considered_files - done.files
+    counts["queries"] += 1
+    counts[done.summary.partition("=")[0] if done.statement is None else "rewritten"] += 1
+    counts["files left out"] += done.considered_files - done.files
     if done.statement is not None:
         try:
             rows = Counter(map(repr, con.sql(done.statement).fetchall()))
         except duckdb.InternalException:  # A fault of DuckDB's optimizer returns no rows.
-            told["internal errors"] += 1
+            counts["internal errors"] += 1
             return
         assert rows == expected, f"{seed}\n{text}\n-- became\n{done.statement}\n{done.summary}"
 
 
-def check_worth(told: Counter[str]) -> None:
+def check_worth(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
     On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
     """
-    assert told["rewritten"] > 0.04 * told["queries"], told
-    assert told["files left out"] > 0.1 * told["queries"], told
-    assert told["partitioned"], told
-    assert told["internal errors"] <= 0.02 * told["queries"], told
+    assert counts["rewritten"] > 0.04 * counts["queries"], counts
+    assert counts["files left out"] > 0.1 * counts["queries"], counts
+    assert counts["partitioned"], counts
+    assert counts["internal errors"] <= 0.02 * counts["queries"], counts
 
 
 def test_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
@@ -209,16 +208,19 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     con.execute("CREATE TABLE info (zone VARCHAR, tag INTEGER)")
     con.execute("INSERT INTO info VALUES ('3', 3), ('4', NULL)")
 
-    def one(text: str, share: float = 0.15) -> str:
+    def or_null(text: str, share: float = 0.15) -> str:
         return "NULL" if rng.random() < share else text
 
     for number in range(8):
         rows = []
         for _ in range(rng.randint(1, 3)):
-            day = one(f"DATE '2026-01-{number + 1:02}'")
-            below = one(f"{{'n': {one(str(number * 10))}, 'other': 'x'}}")
-            struct = f"{{'zone': {one(str(number))}, 'tag': {one(repr(f'a{number}'))}, 'day': {day}, 'more': {below}}}"
-            rows.append(f"({number}, {one(struct)}, {rng.randint(0, 7)})")
+            day = or_null(f"DATE '2026-01-{number + 1:02}'")
+            below = or_null(f"{{'n': {or_null(str(number * 10))}, 'other': 'x'}}")
+            struct = (
+                f"{{'zone': {or_null(str(number))}, 'tag': {or_null(repr(f'a{number}'))}, "
+                f"'day': {day}, 'more': {below}}}"
+            )
+            rows.append(f"({number}, {or_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
         for names in ("id TO other", "zone TO id", "other TO zone") if number == 2 else ():
             con.execute(f"ALTER TABLE facts RENAME COLUMN {names}")
@@ -249,7 +251,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
 
 
 def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:
-    rng, told = random.Random(first_seed() + 2), Counter[str]()
+    rng, counts = random.Random(first_seed() + 2), Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.structs")
         con.execute("USE sea.structs")
@@ -272,17 +274,17 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
                     f"SELECT y.id FROM facts y WHERE EXISTS (SELECT 1 FROM {facts} WHERE id = y.zone AND {where})",
                 ]
             )
-            before = told["rewritten"]
-            check(con, text, told, f"seed {first_seed() + 2}")
-            told["rewritten in the past"] += bool(past) and told["rewritten"] > before
-    assert told["invalid"] < 0.3 * told["queries"], told
-    assert told["rewritten"] > 0.2 * told["queries"], told
-    assert told["rewritten in the past"] > 0, told
+            before = counts["rewritten"]
+            check(con, text, counts, f"seed {first_seed() + 2}")
+            counts["rewritten in the past"] += bool(past) and counts["rewritten"] > before
+    assert counts["invalid"] < 0.3 * counts["queries"], counts
+    assert counts["rewritten"] > 0.2 * counts["queries"], counts
+    assert counts["rewritten in the past"] > 0, counts
 
 
 def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
     """The extreme comes from the days that still have rows, not from the deleted days."""
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.extremes")
         con.execute("USE sea.extremes")
@@ -297,23 +299,25 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
             "SELECT count(*) FROM facts WHERE (SELECT min(f.id) FROM facts f) = id",
             "SELECT * FROM facts x JOIN facts y ON x.id = y.id WHERE x.day IN (SELECT max(day) FROM facts)",
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             done = seamark.duckdb.rewrite_query(con, text)
             assert "extremes.facts=1/8" in done.summary, (text, done)
         planned = seamark.duckdb.rewrite_query(con, last).statement
         assert planned is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
-        assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # Both read the snapshot of the plan.
+        assert (
+            con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3
+        )  # Both tables are read at the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
-        check(con, last, told, "after a delete")
+        check(con, last, counts, "after a delete")
         assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3
         # A table without values has no extreme.
-        check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", told, "no value")
-    assert told["queries"] == 5, told
+        check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", counts, "no value")
+    assert counts["queries"] == 5, counts
 
 
 def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.ranges")
         con.execute("USE sea.ranges")
@@ -334,17 +338,17 @@ def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -
             ("SELECT * FROM periods p LEFT JOIN facts f ON f.day >= p.start AND f.day < p.stop WHERE p.name = 'c'", 0),
             ("SELECT * FROM facts WHERE day < (SELECT start FROM periods WHERE name = 'c')", 4),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"ranges.facts={files}/8" in summary, (text, summary)
         text = "SELECT * FROM facts f LEFT JOIN periods p ON f.day BETWEEN p.start AND p.stop AND p.name = 'a'"
-        check(con, text, told, text)
+        check(con, text, counts, text)
         assert len(seamark.duckdb.sql(con, text).fetchall()) == 24
-    assert told["queries"] == 9, told
+    assert counts["queries"] == 9, counts
 
 
 def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.kinds")
         con.execute("USE sea.kinds")
@@ -363,24 +367,27 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
         for text, files in (
             ("SELECT * FROM facts JOIN spans ON amount BETWEEN low AND high WHERE name = 'a'", 1),
             ("SELECT * FROM facts JOIN spans ON amount >= low WHERE name = 'b'", 2),
-            ("SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'", 3),  # with the limit itself
+            (
+                "SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'",
+                3,
+            ),  # The result includes the limit itself.
             ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
             ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
-            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds.
             ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
             # NaN is the greatest number, and DuckDB's files do not count it.
             ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),
             ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 8),
             ("SELECT * FROM facts WHERE code > (SELECT code_high FROM spans WHERE name = 'a')", 2),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"kinds.facts={files}/8" in summary, (text, summary)
-    assert told["queries"] == 10, told
+    assert counts["queries"] == 10, counts
 
 
 def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.named")
         con.execute("USE sea.named")
@@ -397,7 +404,7 @@ def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
             (f"WITH {north}, m AS (SELECT max(day) AS d FROM r) SELECT f.* FROM facts f JOIN m ON f.day > m.d", 3),
             ("SELECT f.* FROM facts f JOIN (SELECT min(id) AS low FROM facts WHERE id > 5) m ON m.low <= f.id", 2),
         ):
-            check(con, text, told, text)
+            check(con, text, counts, text)
             summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"named.facts={files}/8" in summary, (text, summary)
-    assert told["queries"] == 6, told
+    assert counts["queries"] == 6, counts

@@ -96,9 +96,7 @@ def scans_of(
     return known, found
 
 
-def pruned(
-    rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables
-) -> str:
+def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
     new = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
@@ -118,7 +116,7 @@ def pruned(
 
 
 def campaign(seed: int, lakes: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
         statements = LooseStatements(rng)
@@ -126,37 +124,37 @@ def campaign(seed: int, lakes: int) -> Counter[str]:
             for text in statements.make_tables():
                 connection.execute(text)
             for _ in range(QUERIES_PER_LAKE):
-                check_one(rng, statements, connection, told, f"seed {seed}/{number}")
-    return told
+                check_one(rng, statements, connection, counts, f"seed {seed}/{number}")
+    return counts
 
 
 def check_one(
     rng: random.Random,
     statements: LooseStatements,
     connection: duckdb.DuckDBPyConnection,
-    told: Counter[str],
+    counts: Counter[str],
     seed: str,
 ) -> None:
     text = statements.query(rng.choice([1, 1, 2, 2, 3]))
     try:
         expected = _rows(connection, text)
     except duckdb.Error:
-        told["invalid"] += 1
+        counts["invalid"] += 1
         return
-    told["queries"] += 1
+    counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
         stored, found = scans_of(rng, statement, statements.tables)
     except UnsupportedStatement as why:
-        told[f"unsupported: {why}"] += 1
-        told["unsupported"] += 1
+        counts[f"unsupported: {why}"] += 1
+        counts["unsupported"] += 1
         return
-    told["understood"] += bool(found)
-    told["scans"] += len(found)
-    told["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
-    told["joins"] += sum(len(one.joins) for one in found)
-    told["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
-    new = pruned(rng, connection, statement, Tables(found, stored))
+    counts["understood"] += bool(found)
+    counts["scans"] += len(found)
+    counts["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
+    counts["joins"] += sum(len(one.joins) for one in found)
+    counts["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
+    new = prune(rng, connection, statement, Tables(found, stored))
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
         f"{one.table}: {one.predicate} {one.joins}" for one in found
     )
@@ -165,7 +163,7 @@ def check_one(
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{shown}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
-        told["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
+        counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
     assert rows == expected, shown
 
@@ -174,10 +172,10 @@ def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
-def check_worth(told: Counter[str]) -> None:
-    assert told["understood"] > 0.6 * told["queries"], told
-    assert told["predicates"] > 0.07 * told["scans"], told
-    assert told["joins"] > 0.03 * told["scans"], told
+def check_worth(counts: Counter[str]) -> None:
+    assert counts["understood"] > 0.6 * counts["queries"], counts
+    assert counts["predicates"] > 0.07 * counts["scans"], counts
+    assert counts["joins"] > 0.03 * counts["scans"], counts
 
 
 @pytest.mark.parametrize(
@@ -202,9 +200,9 @@ def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    told = campaign(first_seed() + 1, 400)
-    check_worth(told)
-    assert told["unstable"] < told["queries"] / 500
+    reported = campaign(first_seed() + 1, 400)
+    check_worth(reported)
+    assert reported["unstable"] < reported["queries"] / 500
 
 
 def test_condition_on_a_list_with_null_is_ignored() -> None:

@@ -183,7 +183,7 @@ class Column:
         self.kind = kind
 
     def promoted(self, row: dict[int, Any], kind: str) -> None:
-        """Convert the column's value in a row to the promoted type; only dates change."""
+        """Convert the column's value in a row to the promoted type. Only values of dates change."""
         unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
         if self.kind == "date" and unit is not None and row.get(self.id) is not None:
             row[self.id] *= unit
@@ -198,7 +198,7 @@ def kinds(version: int) -> list[str]:
 
 
 def draw_value(rng: random.Random, kind: str) -> Any:
-    """Return an edge value of the type, or a value out of few, so that rows match each other."""
+    """Return an edge value of the type, or one of a few values, so that rows match each other."""
     if kind not in typed.SAMPLES:  # The type is the result of a promotion.
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
@@ -220,5 +220,5 @@ def draw_value(rng: random.Random, kind: str) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """Return an equal result for values that are the same key: the zeros are one key, and all NaNs are one key."""
+    """Return a value that is equal for equal keys. Both zeros are one key, and all NaNs are one key."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

@@ -1,7 +1,8 @@
-"""A random table of all types and its random history, with a model of its rows that knows nothing of files.
+"""A random table of all types, its random history, and a model of its rows.
 
-One seed decides the writers, the changes of schema and partitioning, the jobs and the indexes. After each
-step, the rows, the rows that filters match, earlier snapshots and row ids are compared with the model.
+One seed decides the writers, the changes of schema and partitioning, the jobs and the indexes. After each step, the
+test compares the rows, the rows that filters match, earlier snapshots and row ids with the model. The model has no
+files.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FILTERS = 2
 
 class Life:
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []
         self._rng, self._client, self._name = random.Random(f"life {seed}"), client, name
         self._version = self._rng.choice((2, 3, 3))
@@ -106,10 +107,10 @@ class Life:
         rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
-            properties["seamark.index.keys"] = f"record({', '.join(_quoted(key.name) for key in self._keys)})"
+            properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
         if indexable := [column for column in plain if column.kind not in ("float", "double")]:
             indexed = rng.choice(indexable)
-            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
+            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
         ordered = [column.name for column in plain if column.name.isidentifier()]
@@ -188,7 +189,7 @@ class Life:
         }
         chosen = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
-        self.told[chosen.__name__.strip("_")] += 1
+        self.counts[chosen.__name__.strip("_")] += 1
         return f"{chosen.__name__.strip('_')} {chosen()}"
 
     def _append(self) -> str:
@@ -243,7 +244,7 @@ class Life:
         # Keys of floats are refused, and keys of partitions that other columns decide.
         except (Unwritable, BadRequest) as error:
             self._touched = set()
-            self.told["refused"] += 1
+            self.counts["refused"] += 1
             return str(error)
         self._replace(rows, None, None)
         return str(rows)
@@ -296,7 +297,7 @@ class Life:
         with SqlSession(self._client.url) as session:
             (count,) = session.sql(drawn.text).to_arrow()["rows"].to_pylist()
         assert count == len(matching), drawn.text
-        self.told["rows changed by SQL"] += count
+        self.counts["rows changed by SQL"] += count
         self._touched = {self._key(row) for row in matching}
         if drawn.new:
             for row in matching:
@@ -335,7 +336,7 @@ class Life:
     def _cluster(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except BadRequest as error:  # Its columns are renamed or dropped.
+        except BadRequest as error:  # The step renames or drops a column of the statement.
             return str(error)
         assert not report.errors
         return ""
@@ -421,8 +422,8 @@ class Life:
         for _ in range(_FILTERS):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
             found = [row for row in self.rows if matches(row)]
-            self.told["filters"] += 1
-            self.told["rows found"] += len(found)
+            self.counts["filters"] += 1
+            self.counts["rows found"] += len(found)
             assert self._read(self._columns, where) == self._frozen(found), json.dumps(where)
         self._check_row_ids()
         metadata = self._metadata()
@@ -450,7 +451,7 @@ class Life:
         self._row_ids = now
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

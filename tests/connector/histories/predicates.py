@@ -30,7 +30,7 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         word, other = rng.choice((("and", "or"), ("or", "and")))
         made = {"type": word, "left": left[0], "right": right[0]}
-        return made, _joined(word, left[1], right[1]), _joined(other, left[2], right[2])
+        return made, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
@@ -57,7 +57,7 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     return json, _test(op, values, get), _test(_NEGATED[op], values, get)
 
 
-def _joined(word: str, one: Test, other: Test) -> Test:
+def _join_tests(word: str, one: Test, other: Test) -> Test:
     if word == "and":
         return lambda row: one(row) and other(row)
     return lambda row: one(row) or other(row)
@@ -79,24 +79,24 @@ def _within(column: Column, child: Column) -> Callable[[Row], Any]:
 
 
 def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
-    known = [_ordered(value) for value in values]
+    known = [_sort_key(value) for value in values]
     match op:
         case "is-null":
             return lambda row: get(row) is None
         case "is-nan":
             return lambda row: (value := get(row)) is not None and value != value
         case "in":
-            return lambda row: get(row) is not None and _ordered(get(row)) in known
+            return lambda row: get(row) is not None and _sort_key(get(row)) in known
         case "starts-with":
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
-            return lambda row: get(row) is not None and bool(_ORDERED[op](_ordered(get(row)), known[0]))
+            return lambda row: get(row) is not None and bool(_ORDERED[op](_sort_key(get(row)), known[0]))
     opposite = _test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
     return lambda row: not opposite(row)
 
 
-def _ordered(value: Any) -> Any:
-    """Return a sort key: Seamark's readers order NaN above each number, and both zeros are equal."""
+def _sort_key(value: Any) -> Any:
+    """Return a sort key. Seamark's readers order NaN above each number, and both zeros are equal."""
     if not isinstance(value, float):
         return value
     return (1, 0.0) if value != value else (0, value + 0.0)

@@ -20,14 +20,14 @@ def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
         except Exception as error:
             error.add_note("\n".join([f"seed {seed}", *done[-5:]]))
             raise
-    return life.told
+    return life.counts
 
 
 def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClient) -> None:
-    told = Counter[str]()
+    counts = Counter[str]()
     for number in range(2):
-        told += play(client, 100 * first_seed() + number, 12, f"t{number}")
-    assert told["rows found"], told
+        counts += play(client, 100 * first_seed() + number, 12, f"t{number}")
+    assert counts["rows found"], counts
 
 
 @pytest.mark.slow

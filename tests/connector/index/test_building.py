@@ -1,6 +1,6 @@
-"""Builds against a server, on files that PyIceberg wrote.
+"""Tests of index builds on files that PyIceberg wrote.
 
-A build catches up with commits, can be interrupted and continued, and has a command.
+A build includes concurrent commits, can be interrupted and continued, and has a command.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
 
 
 def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
-    where = "id = 13"  # The second file contains it, and the bounds of every file include it.
+    where = "id = 13"  # The second file contains the value, and the bounds of every file include it.
     assert client.explain("db.t", where).files == 6
     build(client, "db.t", "b", InProcessWorkers())
     explained = client.explain("db.t", where)
@@ -146,8 +146,8 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(Cut):
         build(client, "db.t", "b", Watched(None, cut), limits=SMALL)
-    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert told.summary["reason"] == "Cut"
+    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert reported.summary["reason"] == "Cut"
     assert client.index("db.t", "b").files == 2
     workers = Watched()
     build(client, "db.t", "b", workers, limits=SMALL)
@@ -180,8 +180,8 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
         build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
-    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert told.summary["reason"] == "KeyboardInterrupt: SIGTERM"
+    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -225,16 +225,16 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
         started.append(1)
         return Cluster()
 
-    def told(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
+    def run_files(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
         group = [DataFile(f"nowhere:{n}", size_bytes, 1, format="orc") for n in range(count)]
         return workers.run(None, [group])  # type: ignore[arg-type]
 
     workers = AdaptiveWorkers(start)
     assert workers.parallelism >= 1
-    told(63)
+    run_files(63)
     assert started == []
-    assert [one.files for one in told(64)] == [64]
-    assert [one.files for one in told(1, 1 << 30)] == [1]
+    assert [one.files for one in run_files(64)] == [64]
+    assert [one.files for one in run_files(1, 1 << 30)] == [1]
     assert started == [1]
     assert workers.parallelism == 1
     workers.close()
@@ -287,14 +287,14 @@ def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient
 
 def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
     client.put_index("db.t", "b", state="paused")
-    for arguments, code, told in (
+    for arguments, code, expected in (
         (("db.t", "b"), 2, "paused"),
         (("db.t",), 2, "no index to build"),
         (("db.t", "nope"), 1, "no index 'nope'"),
         (("db.t", "b", "--engine", "hand"), 2, "hand"),
     ):
         found, text = seamark(client.url, "build", *arguments)
-        assert (found, told in text) == (code, True), text
+        assert (found, expected in text) == (code, True), text
 
 
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:

@@ -95,9 +95,9 @@ def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pyt
         (("list", "db.t", "--url", "ftp://x"), 2, "not the URL"),
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, expected in cases:
         found, text = seamark(url, *arguments)
-        assert (found, told in text) == (code, True), (arguments, text)
+        assert (found, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

@@ -1,6 +1,6 @@
-"""`seamark index verify` finds and quarantines wrong index files.
+"""Tests that `seamark index verify` finds and quarantines wrong index files.
 
-`rebuild-registry` registers index files again that a server forgot.
+`rebuild-registry` registers index files again after the server has lost its registry.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def states(client: IndexClient, name: str) -> dict[str, str]:
 
 
 def swap_blobs(one: Path, other: Path) -> None:
-    """Exchange the blobs of two index files: both stay well-formed, and both are wrong."""
+    """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
     opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
     for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
         said = mine.header
@@ -77,8 +77,8 @@ def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> Non
     code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
-        told = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
-        assert told in text
+        message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
+        assert message in text
     assert len(re.findall(r"│ right +│", text)) == 9
     assert [one.health for one in client.indexes("db.t")] == ["ok"] * 3
 
@@ -185,7 +185,7 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     old = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
-    def merged_first(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
         begun = client.start_build("db.t", "bloom")
         size = Storage().write(f"{begun['folder']}/merged", [whole])
         merged = [(f"{begun['folder']}/merged", size)]
@@ -195,7 +195,7 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     path = Path(old.removeprefix("file://"))
     whole = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(client, "quarantine_index_file", merged_first)
+    monkeypatch.setattr(client, "quarantine_index_file", merge_and_report)
     audit = audit_index(client, "db.t", "bloom", sample=1)
     assert (audit.states, audit.problems) == ({old: "superseded"}, ())
 
@@ -218,9 +218,9 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         (("verify", "db.empty"), 2, "no index that can be verified"),
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, expected in cases:
         found, text = seamark(client.url, *arguments)
-        assert (found, told in text) == (code, True), (arguments, text)
+        assert (found, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 
@@ -255,10 +255,10 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: I
 
 
 def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any, **__: Any) -> dict[str, Any]:
+    def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise Forbidden("reader may not quarantineIndexFile", status=403)
 
-    monkeypatch.setattr(IndexClient, "quarantine_index_file", refused)
+    monkeypatch.setattr(IndexClient, "quarantine_index_file", refuse)
     index_paths(client, "bloom")[0].unlink()
     assert "may not" in seamark(client.url, "verify", "db.t", "bloom")[1]
     code, text = seamark(client.url, "verify", "db.t", "bloom", "--dry-run")

@@ -28,7 +28,7 @@ from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 
 
-def in_process() -> AbstractContextManager[Workers]:
+def open_in_process_workers() -> AbstractContextManager[Workers]:
     return closing(InProcessWorkers())
 
 
@@ -57,7 +57,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         catalog.create_namespace("empty")
     table(client, "b.c.deep", i=("bloom", "discount"))
     table(client, "b.none")
-    keeper = Indexer(client, in_process)
+    keeper = Indexer(client, open_in_process_workers)
     assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
     assert health(client, "a.one", "a.two", "b.c.deep") == {
         "a.one i": "ok",
@@ -77,10 +77,10 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
     with monkeypatch.context() as earlier:
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
-        Indexer(client, in_process, limits=GroupLimits(files=1)).round()
+        Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
-    indexer = Indexer(client, in_process)
+    indexer = Indexer(client, open_in_process_workers)
     assert indexer.round() == Round(tables=1, indexes=2, merges=2)
     assert indexer.round() == Round(tables=1, indexes=2)
     for name in "ij":
@@ -94,7 +94,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    done = Indexer(client, in_process, limits=GroupLimits(files=1)).round()
+    done = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
     found = client.index("db.t", "i")
     assert found.json["levels"] == {"1": 1}
@@ -109,7 +109,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
-    assert Indexer(client, in_process, limits=one_each).round().builds == 1
+    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
         held = catalog.load_table("db.t")
         old = [snapshot.snapshot_id for snapshot in held.snapshots()]
@@ -117,7 +117,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
-    done = Indexer(client, in_process, limits=one_each).round()
+    done = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
     live = [one for one in client.index("db.t", "i").json["index-files"] if one["state"] == "live"]
     assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
@@ -132,7 +132,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: S
     def keep() -> None:
         mine = IndexClient(served.url)
         start.wait()
-        rounds.extend(Indexer(mine, in_process, limits=GroupLimits(files=1)).round() for _ in range(5))
+        rounds.extend(Indexer(mine, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5))
         mine.close()
 
     rounds: list[Round] = []
@@ -142,7 +142,9 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: S
     for one in threads:
         one.join(120)
     assert len(rounds) == 20
-    Indexer(client, in_process).round()  # Two indexers may both have given way to each other; this one builds the rest.
+    Indexer(
+        client, open_in_process_workers
+    ).round()  # Two indexers may have given way to each other. This one builds the rest.
     assert (sum(one.failed for one in rounds), set(health(client, "db.t0", "db.t1", "db.t2").values())) == (0, {"ok"})
     for number in range(3):
         files = client.index(f"db.t{number}", "i").json["index-files"]
@@ -174,7 +176,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
-    keeper = Indexer(client, in_process, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
+    keeper = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
     first = keeper.round()
     assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
     second = keeper.round()
@@ -192,8 +194,8 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    told = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in told] == [(3, 0), (3, 1)]
+    reported = [one.summary for one in client.timeline(action="auditing")]
+    assert [(one["index-files"], one["damaged"]) for one in reported] == [(3, 0), (3, 1)]
 
 
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
@@ -201,8 +203,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         table(client, name, files=3, i=("bitmap", "id"))
     clock = Clocked()
     one_each = GroupLimits(files=1)
-    assert Indexer(client, in_process, limits=one_each).round().builds == 2
-    keeper = Indexer(client, in_process, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
+    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
+    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
     flip(client, "db.b", "i", 2)
     rounds = [keeper.round() for _ in range(7)]
     assert [one.verified for one in rounds] == [1, 1, 1, 1, 1, 1, 0]
@@ -214,7 +216,7 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         return clock.now_s
 
     later = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, in_process, limits=one_each, now=slow, audit=later)
+    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later)
     assert 0 < keeper.round().verified < 6
 
 
@@ -239,8 +241,8 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
-    (told,) = client.timeline("db.a", action="indexing")
-    assert (told.state, told.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
+    (reported,) = client.timeline("db.a", action="indexing")
+    assert (reported.state, reported.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
     tried = []
     for second in range(0, 400, 10):
         clock.now_s = second
@@ -262,7 +264,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     client.finish_build("db.t", "i", begun["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = Clocked()
-    keeper = Indexer(client, in_process, now=clock)
+    keeper = Indexer(client, open_in_process_workers, now=clock)
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
     append(client.url, "db.t", [[1000]])
@@ -274,7 +276,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
     table(client, "db.t", files=8, i=("bloom", "id"))
-    Indexer(client, in_process, limits=GroupLimits(files=8)).round()
+    Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
         append(client.url, "db.t", [[2000 + number]])
@@ -283,7 +285,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
             data = bytearray(damaged.read_bytes())
             data[40] ^= 1  # This byte is in the first blob.
             damaged.write_bytes(data)
-        done = Indexer(client, in_process).round()
+        done = Indexer(client, open_in_process_workers).round()
         assert done.builds == 1
     assert (done.merges, done.failed) == (0, 1)
     assert client.explain("db.t", "id = 2006").files == 1
@@ -310,7 +312,7 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
-    keeper = Indexer(IndexClient("http://127.0.0.1:9", retries=0), in_process)
+    keeper = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
     with pytest.raises(Unreachable):
         keeper.round()
     with pytest.raises(KeyboardInterrupt):
@@ -337,17 +339,17 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         assert process.stderr is not None
         until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
-        told = []
-        while [one["event"] for one in told].count("index built") < 2:
-            told.append(json.loads(process.stderr.readline()))
+        reported = []
+        while [one["event"] for one in reported].count("index built") < 2:
+            reported.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 0, rest
-    assert [(one["table"], one["index"], one["files"]) for one in told if one["event"] == "index built"] == [
+    assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (told[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
+    assert (reported[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:

@@ -129,7 +129,7 @@ def test_keys_of_a_term_are_the_keys_of_its_results(text: str) -> None:
             assert key_at(keys, row) == expected, (seed, row, value)
 
 
-def written(folder: Path, name: str, ids: list[int], names: list[Any]) -> DataFile:
+def write_file(folder: Path, name: str, ids: list[int], names: list[Any]) -> DataFile:
     fields = [
         pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"}),
         pa.field("name", pa.string(), metadata={"PARQUET:field_id": "2"}),
@@ -143,11 +143,11 @@ def written(folder: Path, name: str, ids: list[int], names: list[Any]) -> DataFi
 def files(tmp_path: Path) -> list[DataFile]:
     (tmp_path / "broken.parquet").write_bytes(b"no Parquet")
     return [
-        written(tmp_path, "a.parquet", [1, 2, 3, 4], ["x", None, "Y", "x"]),
+        write_file(tmp_path, "a.parquet", [1, 2, 3, 4], ["x", None, "Y", "x"]),
         DataFile((tmp_path / "broken.parquet").as_uri(), 10, 4),
         DataFile((tmp_path / "rows.avro").as_uri(), 10, 4, format="AVRO"),
-        written(tmp_path, "b.parquet", [5, 6], [None, None]),
-        written(tmp_path, "empty.parquet", [], []),
+        write_file(tmp_path, "b.parquet", [5, 6], [None, None]),
+        write_file(tmp_path, "empty.parquet", [], []),
     ]
 
 
@@ -156,7 +156,7 @@ def task(folder: Path, kind: str, *columns: str) -> IndexTask:
     return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/_seamark/index")
 
 
-def opened(location: str | None) -> Any:
+def open_index(location: str | None) -> Any:
     assert location is not None
     return open_index_file(Path(location.removeprefix("file://")).read_bytes(), location)
 
@@ -169,7 +169,7 @@ def test_index_file_describes_exactly_the_data_files_that_were_read(
     assert [Path(path).name for path, _ in made.skipped] == ["broken.parquet", "rows.avro"]
     assert "AVRO" in made.skipped[1][1]
     assert (made.files, made.rows) == (3, 6)
-    found = opened(made.location)
+    found = open_index(made.location)
     assert found.header.size_bytes == made.size_bytes
     assert found.header.definition == task(tmp_path, kind, *columns).definition.id
     assert [Path(path).name for path in found.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
@@ -177,13 +177,13 @@ def test_index_file_describes_exactly_the_data_files_that_were_read(
 
 
 def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    bloom = Bloom(opened(index_data_files(task(tmp_path, "bloom", "lower(name)"), files).location).blob)
+    bloom = Bloom(open_index(index_data_files(task(tmp_path, "bloom", "lower(name)"), files).location).blob)
     assert bloom.probe(hash_keys(keys_of(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
     assert bloom.probe(hash_keys(keys_of(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
 
 
 def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    bitmap = Bitmap(opened(index_data_files(task(tmp_path, "bitmap", "name"), files).location).blob)
+    bitmap = Bitmap(open_index(index_data_files(task(tmp_path, "bitmap", "name"), files).location).blob)
     x = KeyRanges("string", (KeyRange(b"x", b"x"),))
     nulls = KeyRanges("string", (), nulls=True)
     assert bitmap.files_with(x).tolist() == [1, 0, 0]
@@ -193,7 +193,7 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
 
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    record = Record(opened(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
+    record = Record(open_index(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
     found = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
     assert sorted(zip(*(part.tolist() for part in found), strict=True)) == [(0, 0, 2), (1, 1, 0)]

@@ -22,7 +22,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.locations import format_partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import FIELDS, create, held, rows
+from tests.connector.write.test_upserts import FIELDS, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.seeds import first_seed, quick
 
@@ -34,7 +34,7 @@ DOUBLES: list[dict[str, Any]] = [
 NAN = float("nan")
 
 
-def identified(client: IndexClient, *ids: int) -> None:
+def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
     schema = {"type": "struct", "fields": [{**one, "required": True} for one in FIELDS], "identifier-field-ids": [*ids]}
     body = {"name": "t", "schema": schema}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
@@ -53,19 +53,19 @@ def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, stra
         delete(client, "db.t", keys=given, key="id", strategy=strategy)
     unknown = given.append_column("extra", pa.array([1, 2]))
     delete(client, "db.t", keys=unknown, key=["id"], strategy=strategy)
-    assert [one[0] for one in held(client)] == [2, 3]
+    assert [one[0] for one in read_rows(client)] == [2, 3]
     delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=strategy)
-    assert [one[0] for one in held(client)] == [3]
+    assert [one[0] for one in read_rows(client)] == [3]
 
 
 def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient) -> None:
-    identified(client, 1, 2)
+    create_with_identifier_fields(client, 1, 2)
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
     assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
     with pytest.raises(Unwritable, match="the rows have no column land, which is a key column"):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
-    assert [one[0] for one in held(client)] == [3]
+    assert [one[0] for one in read_rows(client)] == [3]
 
 
 def numbers(client: IndexClient) -> list[tuple[str, int]]:
@@ -143,12 +143,12 @@ def test_partition_values_can_contain_characters_that_paths_cannot(
     upsert(client, "db.t", changed, keys=["id", "land"], **named)
     delete(client, "db.t", keys=rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **named)
     expected = [(number, land, number % 2, None) for number, land in enumerate(NULS) if number != 2]
-    assert held(client) == expected
+    assert read_rows(client) == expected
     for number, land, _, _ in expected:
         where = {"type": "eq", "term": "land", "value": land}
         assert scan(client, "db.t", ["id"], where=where).to_arrow()["id"].to_pylist() == [number]
     overwrite_partitions(client, "db.t", rows((77, "\0")))
-    assert (77, "\0", None, None) in held(client)
+    assert (77, "\0", None, None) in read_rows(client)
 
 
 def test_partition_path_keeps_plain_values_and_escapes_separators() -> None:
@@ -183,7 +183,7 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
     assert (begun, served.written_files()) == ([], before)
-    assert held(client) == [(1, "a", None, None)]
+    assert read_rows(client) == [(1, "a", None, None)]
 
 
 @pytest.mark.parametrize("number", quick(range(4), 2))

@@ -129,29 +129,29 @@ def test_merge_with_a_damaged_part_writes_no_file(written: Written) -> None:
         written.check(merged.location, {"a", "b"})  # No reader uses the changed byte.
 
 
-def registered(*given: tuple[int, int]) -> list[RegisteredFile]:
+def register_files(*given: tuple[int, int]) -> list[RegisteredFile]:
     return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
 
 
 def test_lowest_full_level_is_merged_first() -> None:
-    few = registered(*[(0, 10)] * 3, *[(1, 100)] * 3)
+    few = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
     assert select_merge(few, fanout=4) == []
-    both = registered(*[(1, 100)] * 4, *[(0, 10)] * 5)
+    both = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
     assert [one.level for one in select_merge(both, fanout=4)] == [0] * 5
 
 
 def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
-    files = registered(*[(0, 30)] * 6)
+    files = register_files(*[(0, 30)] * 6)
     assert len(select_merge(files, fanout=4, size_max_bytes=100)) == 3
-    assert select_merge(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
+    assert select_merge(register_files(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
 
 
 def test_files_in_the_former_folder_are_merged_if_no_level_is_full() -> None:
     former = [RegisteredFile(f"/t/{FORMER_INDEX_FOLDER}/{n}.puffin", 3, 60, n) for n in range(2)]
-    files = [*registered((0, 10), (0, 10)), *former]
+    files = [*register_files((0, 10), (0, 10)), *former]
     assert select_merge(files, fanout=4, size_max_bytes=200) == former
     assert select_merge(files, fanout=4, size_max_bytes=100) == former[:1]
-    assert len(select_merge([*files, *registered((0, 10), (0, 10))], fanout=4, size_max_bytes=100)) == 4
+    assert len(select_merge([*files, *register_files((0, 10), (0, 10))], fanout=4, size_max_bytes=100)) == 4
 
 
 def test_number_of_index_files_stays_small_after_many_builds() -> None:

@@ -65,10 +65,10 @@ def some_rows(rng: random.Random, count: int) -> pa.Table:
     )
 
 
-def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], rng: random.Random) -> str:
-    """Return the URI of a file without field ids.
+def write_import_file(folder: Path, number: int, rows: pa.Table, names: dict[str, str], rng: random.Random) -> str:
+    """Write a file without field ids, and return its URI.
 
-    Its columns have the given names, in random order; some files have INT96 timestamps.
+    Its columns have the given names, in random order. Some files have INT96 timestamps.
     """
     order = rng.sample(COLUMNS, len(COLUMNS))
     written = rows.select(order).rename_columns([names[column] for column in order])
@@ -148,7 +148,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             rows = some_rows(rng, 30)
             mapped = mapped or {column: [column] for column in COLUMNS}
             names = {column: rng.choice(mapped[column]) for column in COLUMNS}
-            location = imported(folder, step, rows, names, rng)
+            location = write_import_file(folder, step, rows, names, rng)
             with table.transaction() as transaction:
                 transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
             add_file(table, location, rows.num_rows)
@@ -174,7 +174,9 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             if mapped is not None:
                 transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
         expected = [
-            row if names is None else renamed(row, names, mapped or {}) for rows_of, names in files for row in rows_of
+            row if names is None else read_by_mapping(row, names, mapped or {})
+            for rows_of, names in files
+            for row in rows_of
         ]
         if not expected:
             continue
@@ -192,8 +194,8 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
     assert pruned > 0
 
 
-def renamed(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
-    """Return a row of an imported file as readers see it under the current mapping."""
+def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a row of an imported file with the columns that readers find by the current mapping."""
     held = {names[column]: value for column, value in row.items()}
     return {column: next((held[name] for name in mapped[column] if name in held), None) for column in COLUMNS}
 
@@ -206,7 +208,7 @@ def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:
     table.add_files([(folder / f"{number}.parquet").as_uri() for number in range(len(parts))])
 
 
-def keyed(ids: list[int], name: str, note: str | None = None) -> pa.Table:
+def make_rows(ids: list[int], name: str, note: str | None = None) -> pa.Table:
     at = [datetime.datetime(2026, 1, 1)] * len(ids)
     return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": at}, schema=SCHEMA)
 
@@ -214,13 +216,13 @@ def keyed(ids: list[int], name: str, note: str | None = None) -> pa.Table:
 @pytest.mark.parametrize("mode", MODES)
 def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
     table = catalog.create_table("db.t", schema=SCHEMA)
-    parts = [keyed([part + 20 * number for number in range(50)], "old") for part in range(20)]
+    parts = [make_rows([part + 20 * number for number in range(50)], "old") for part in range(20)]
     import_files(table, tmp_path / "imported", parts)
     with closing(IndexClient(served.url)) as indexes:
         indexes.put_index("db.t", "by_key", **INDEXES["by_key"])
         assert build(indexes, "db.t", "by_key", InProcessWorkers()).files_not_indexed == 0
     with closing(SeamarkClient(served.url)) as client:
-        report = upsert(client, "db.t", keyed([7, 27, 5000], "new"), keys=["id"], mode=mode)
+        report = upsert(client, "db.t", make_rows([7, 27, 5000], "new"), keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (2, 1)
     rows = catalog.load_table("db.t").scan().to_arrow()
     assert Counter(rows["name"].to_pylist()) == {"old": 998, "new": 3}
@@ -229,11 +231,13 @@ def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_pa
 
 def test_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalog, tmp_path: Path) -> None:
     facts = catalog.create_table("db.facts", schema=SCHEMA)
-    import_files(facts, tmp_path / "facts", [keyed([part, part + 100], "fact") for part in range(10)])
+    import_files(facts, tmp_path / "facts", [make_rows([part, part + 100], "fact") for part in range(10)])
     dimension = catalog.create_table(
         "db.dimension", schema=SCHEMA, properties={"write.metadata.metrics.default": "none"}
     )
-    import_files(dimension, tmp_path / "dimension", [keyed([3, 5], "few", "other"), keyed([1, 2, 4], "other", "few")])
+    import_files(
+        dimension, tmp_path / "dimension", [make_rows([3, 5], "few", "other"), make_rows([1, 2, 4], "other", "few")]
+    )
     join = {"table": ["db", "dimension"], "on": {"id": "id"}, "predicate": "name = 'few'"}
     with closing(IndexClient(served.url)) as client:
         client.put_index("db.facts", "by_id", kind="bitmap", columns=["id"])

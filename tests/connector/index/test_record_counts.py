@@ -55,9 +55,9 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 @dataclass
 class Grown:
-    """A table and its expected rows. `live` is bool[n], by the number of the key: whether its row exists.
+    """A table and its expected rows.
 
-    After each step, `sampled` keys are looked up.
+    `live` is bool[n]: True if the row of key n exists. After each step, `sampled` keys are looked up.
     """
 
     client: IndexClient
@@ -95,7 +95,7 @@ class Grown:
 
     def check(self, step: str) -> None:
         data, deletes = self.files()
-        count, mixed, deleted = _counted(data, deletes)
+        count, mixed, deleted = _count_rows(data, deletes)
         stored = keys_of(np.flatnonzero(self.live))
         assert (count, mixed) == (len(stored), int(np.bitwise_xor.reduce(stored))), step
         assert self.entries(set(data)) - deleted == count, step
@@ -105,7 +105,7 @@ class Grown:
         self.found(data, self.draw.choice(len(self.live), few, replace=False), step)
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Return the paths of the data files and of the delete files, as PyIceberg lists them."""
+        """Return the paths of the data files and of the delete files that PyIceberg lists."""
         with catalog_at(self.client.url) as catalog, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tasks = list(catalog.load_table("db.t").scan().plan_files())
@@ -169,7 +169,7 @@ def _local(paths: list[str]) -> list[str]:
     return [path.removeprefix("file://") for path in paths]
 
 
-def _counted(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
+def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
     with duckdb.connect() as db:
         read = "read_parquet($data, filename = true, file_row_number = true)"

@@ -50,14 +50,14 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def verified(task: IndexTask, written: WrittenIndex | str) -> VerificationResult:
+def verify(task: IndexTask, written: WrittenIndex | str) -> VerificationResult:
     location = written if isinstance(written, str) else written.location
     assert location is not None
     return verify_index_file(location, task, sample=10, rng=random.Random(1))
 
 
 def test_audit_finds_no_problem_in_a_correct_index_file(task: IndexTask, files: list[DataFile]) -> None:
-    verdict = verified(task, index_data_files(task, files))
+    verdict = verify(task, index_data_files(task, files))
     assert (verdict.files, verdict.rows, verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (
         3,
         204,
@@ -78,7 +78,7 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
         entries.append(made[task.definition.kind](keys))
     location = f"{task.folder}/wrong.puffin"
     Storage().write(location, encode_index_file("t", task.definition, files, entries))
-    verdict = verified(task, location)
+    verdict = verify(task, location)
     assert verdict.problems
     assert all("a.parquet" in problem for problem in verdict.problems)
 
@@ -92,15 +92,15 @@ def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, 
     middle = next(place for place in range(len(whole) // 2, len(whole)) if whole[place] not in b"\x001")
     for place in (10, middle, len(whole) - 30):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert verified(task, written).problems, place
+        assert verify(task, written).problems, place
     path.write_bytes(whole[:-9])
-    assert verified(task, written).problems
+    assert verify(task, written).problems
     path.unlink()
-    assert verified(task, written).problems
+    assert verify(task, written).problems
 
 
 def test_audit_counts_missing_data_files_without_a_problem(task: IndexTask, files: list[DataFile]) -> None:
     written = index_data_files(task, files)
     Path(files[1].path.removeprefix("file://")).unlink()
-    verdict = verified(replace(task), written)
+    verdict = verify(replace(task), written)
     assert (verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (2, 1, ())

@@ -1,7 +1,6 @@
-"""Jobs on a machine whose clock jumps ahead or back by a day or a year.
+"""Tests of jobs on a machine whose clock jumps ahead or back by a day or a year.
 
-No file of a live writer is deleted, no table that was just dropped is purged, and no young snapshot
-expires.
+No job deletes a file of a live writer, purges a table that was just dropped, or expires a young snapshot.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
 from tests.connector.jobs.test_expiration import path_of, read
-from tests.connector.jobs.test_orphan_files import age, put
+from tests.connector.jobs.test_orphan_files import age, put_file
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
@@ -76,11 +75,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
     """Return a clock that also gives files their times."""
     clock, listed = MachineClock(), LocalObjects.list
 
-    async def by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
+    async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in listed(self, prefix):
             yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
 
-    monkeypatch.setattr(LocalObjects, "list", by_clock)
+    monkeypatch.setattr(LocalObjects, "list", list_by_clock)
     return clock
 
 
@@ -97,7 +96,7 @@ def look(machine: Served) -> None:
 
 
 def write(location: str, number: int) -> Path:
-    """Return a file that its writer has not committed yet."""
+    """Write a file that no commit has added yet, and return its path."""
     path = path_of(location) / "data" / f"live-{number}.parquet"
     table = rows([1000 + number])
     fields = [field.with_metadata({"PARQUET:field_id": str(id_)}) for id_, field in enumerate(table.schema, 1)]
@@ -116,7 +115,7 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock:
         append(client, "db.t", rows([0]))
         expected.add(0)
         table = catalog.load_table("db.t")
-        orphans = [put(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
+        orphans = [put_file(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
         look(machine)
         for number in range(examples(60, 20)):
             action = rng.random()
@@ -143,7 +142,7 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock:
             for path, written_ms in list(written.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
-                    assert machine.run(_commit(machine, _staged_change(path))).status == 200
+                    assert machine.run(_commit(machine, _make_change(path))).status == 200
                     expected.add(1000 + int(path.stem.rpartition("-")[2]))
                     del written[path]
             table = catalog.load_table("db.t")
@@ -203,7 +202,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(served
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
-        orphan = put(catalog.load_table("db.t"), "data/orphan.parquet")
+        orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         parts = served.server.components.catalog.context
         ahead = MachineClock()
         ahead.jump(3_600_000)
@@ -225,7 +224,7 @@ def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient)
         table = catalog.load_table("db.t")
         late, kept = write(table.location(), 1), write(table.location(), 2)
         os.utime(late, (1, 1))
-        staged = _staged_change(late)
+        staged = _make_change(late)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept}"])
@@ -275,7 +274,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await begun.wait()
-            add = [file for path in (late, *others) for file in _staged_change(path)["add"]]
+            add = [file for path in (late, *others) for file in _make_change(path)["add"]]
             answer = await _commit(served, {"add": add})
             assert (await removal).files == 1
             return answer
@@ -306,7 +305,7 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
-        put(catalog.load_table("db.t"), "data/orphan.parquet")
+        put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         assert remove_orphan_files(client, "db.t").files == 1
         monkeypatch.setattr(ChangeApplication, "apply", record_apply)
         monkeypatch.setattr(change_application, "check_stored", record_check)
@@ -314,7 +313,7 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
         assert under_lock == [False]
 
 
-def _staged_change(path: Path) -> dict[str, Any]:
+def _make_change(path: Path) -> dict[str, Any]:
     file = {
         "content": "data",
         "file-path": f"file://{path}",

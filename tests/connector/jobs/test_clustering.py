@@ -141,13 +141,13 @@ def test_random_histories_with_clusterings_keep_the_rows(
 
     within = iter(range(within_max))
 
-    def meddled(*given: Any) -> Any:
+    def rewrite_and_change(*given: Any) -> Any:
         new = rewrite(*given)
         if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
         return new
 
-    monkeypatch.setattr(clustering, "_rewrite", meddled)
+    monkeypatch.setattr(clustering, "_rewrite", rewrite_and_change)
     monkeypatch.setattr(clustering, "RANGE_BYTES", rng.choice([1000, 32 << 20]))
     monkeypatch.setattr(clustering, "LAYER_FILES", rng.choice([4, 2000]))
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
@@ -273,7 +273,9 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             most = max(most, len(layers(client)))
         assert most <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
-        assert written < times_max * size_bytes  # If each run rewrote all files, it would be rounds / 2 times.
+        assert (
+            written < times_max * size_bytes
+        )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
 
 
 def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Columns expire exactly in partitions that are completely old. The model has the time of each row."""
+"""Tests that columns expire exactly in partitions that are completely old. The model has the time of each row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_invalid_ttl_policy_is_reported(text: str) -> None:
 
 
 def until(unit: str, at: datetime) -> datetime:
-    """Return the end of the partition that contains the time; the end is exclusive."""
+    """Return the exclusive end of the partition that contains the time."""
     start = at.replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
         return start + timedelta(hours=1)

@@ -40,15 +40,15 @@ Rows = Counter[tuple[Any, ...]]
 
 
 _CONTENT: dict[Path, frozenset[Path]] = {}
-"""The content files of manifests, cached: manifests never change, and PyIceberg is slow to read them."""
+"""A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
 
 def path_of(location: str) -> Path:
     return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p.
 
 
-def needed(table: Table) -> set[Path]:
-    """Return the content files, manifests and manifest lists of all snapshots, as PyIceberg reads them."""
+def needed_files(table: Table) -> set[Path]:
+    """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
     found: set[Path] = set()
     for snapshot in table.metadata.snapshots:
         found.add(path_of(snapshot.manifest_list))
@@ -61,7 +61,7 @@ def needed(table: Table) -> set[Path]:
     return found
 
 
-def stored(table: Table) -> set[Path]:
+def stored_files(table: Table) -> set[Path]:
     folder = path_of(table.location())
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
@@ -90,16 +90,16 @@ def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Tabl
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        before = stored(table)
+        before = stored_files(table)
         rows_before = read(client, snapshots(table)[-1])
         planned = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
-        assert stored(table) == before
+        assert stored_files(table) == before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
         assert totals == planned
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
-        assert stored(table) == needed(table)
-        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(stored(table))
+        assert stored_files(table) == needed_files(table)
+        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(stored_files(table))
         assert read(client, snapshots(table)[-1]) == rows_before
         (instant,) = instants(served)
         assert instant.state is InstantState.COMPLETED
@@ -139,7 +139,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
         def note() -> None:
             table.refresh()
-            named.update(needed(table))
+            named.update(needed_files(table))
             for snapshot_id in snapshots(table):
                 if snapshot_id not in contents:
                     contents[snapshot_id] = read(client, snapshot_id)
@@ -182,13 +182,13 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
-                assert stored(table) & named == needed(table) & named
-                assert needed(table) <= stored(table)
+                assert stored_files(table) & named == needed_files(table) & named
+                assert needed_files(table) <= stored_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert stored(table) & named == needed(table)
+        assert stored_files(table) & named == needed_files(table)
     assert expired > 0
 
 
@@ -214,7 +214,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
         assert read(client, first) == rows_of_first
-        assert stored(table) == needed(table)
+        assert stored_files(table) == needed_files(table)
 
 
 def test_housekeeping_continues_an_interrupted_deletion(
@@ -233,14 +233,14 @@ def test_housekeeping_continues_an_interrupted_deletion(
             async def unwilling(self: Any, location: str, left: list[int] = left) -> None:
                 left[0] -= 1
                 if left[0] < 0:
-                    raise StorageError("not today")
+                    raise StorageError("the storage refuses the deletion")
                 await delete_object(self, location)
 
             with monkeypatch.context() as context:
                 context.setattr(type(objects), "delete", unwilling)
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
-            assert stored(table) > needed(table)
+            assert stored_files(table) > needed_files(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
             assert served.run(served.server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
@@ -249,7 +249,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
             assert served.run(served.server.components.expiration.resume()) == 1
             monkeypatch.undo()
             table.refresh()
-            assert stored(table) == needed(table)
+            assert stored_files(table) == needed_files(table)
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
 
 
@@ -258,22 +258,22 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(client
         table = history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         path_of(manifest.manifest_path).unlink()
-        before = stored(table)
+        before = stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
             expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert (stored(table), len(snapshots(table))) == (before, 5)
+        assert (stored_files(table), len(snapshots(table))) == (before, 5)
 
 
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
-        before = stored(table)
+        before = stored_files(table)
         totals = expire(client, "db.t", older_than_ms=1 << 60)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
-        assert (stored(table), len(snapshots(table))) == (before, 1)
+        assert (stored_files(table), len(snapshots(table))) == (before, 1)
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, served: Served) -> None:
@@ -312,13 +312,13 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 6)
-        before = stored(table)
+        before = stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
                 with pytest.raises(BadRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
-        assert stored(table.refresh()) == before
+        assert stored_files(table.refresh()) == before
         assert len(snapshots(table)) == 6
 
 
@@ -327,7 +327,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        before, location = stored(table), table.metadata_location
+        before, location = stored_files(table), table.metadata_location
         commit = server.Expiration._commit
 
         async def late(self: server.Expiration, *given: Any) -> Any:
@@ -340,7 +340,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
         expire(client, "db.t", older_than_ms=1 << 60)
-        assert stored(table) == before
+        assert stored_files(table) == before
         assert len(snapshots(catalog.load_table("db.again"))) == 5
 
 
@@ -395,7 +395,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
         monkeypatch.setattr(server, "_LOCKED_S", 10.0)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
         table.refresh()
-        assert stored(table) == needed(table)
+        assert stored_files(table) == needed_files(table)
         assert len(attempts) == server._LOCKED_FROM + 1
         assert served.run(statuses()) == [200] * len(attempts)
 
@@ -406,10 +406,10 @@ def test_continued_deletion_obeys_the_current_rules(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 6)
-        before = stored(table)
+        before = stored_files(table)
 
         async def unwilling(*_: Any) -> None:
-            raise StorageError("not today")
+            raise StorageError("the storage refuses the deletion")
 
         monkeypatch.setattr(server, "SNAPSHOTS_MAX", 2)
         with monkeypatch.context() as context:
@@ -423,7 +423,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
         assert served.run(served.server.components.housekeeping.round())["expirations_resumed"] == 3
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
-        assert stored(table) == (before if obstacle == "gc.enabled" else needed(table))
+        assert stored_files(table) == (before if obstacle == "gc.enabled" else needed_files(table))
 
 
 @pytest.mark.parametrize("years", [1, 30])

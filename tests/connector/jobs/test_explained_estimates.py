@@ -29,7 +29,7 @@ COLORS = ("red", "green", "blue", "black", "white", "grey")
 def rows(draw: np.random.Generator, number: int) -> pa.Table:
     """Return the rows of one file.
 
-    `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is unique,
+    `color` has six values. `code` has two hundred values, some of them frequent. `amount` is skewed, `id` is unique,
     and `day` follows the order of the files.
     """
     weights = 1.0 / np.arange(1, 201)

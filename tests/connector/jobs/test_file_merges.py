@@ -209,13 +209,13 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     before = read(client)
     rewrite = compaction.rewrite_rows
 
-    def meddled(*given: Any) -> Any:
+    def rewrite_and_change(*given: Any) -> Any:
         new = rewrite(*given)
         delete(client, "db.t", keys=pa.table({"id": [1, 501, 777]}), mode=MERGE_ON_READ)
         append(client, "db.t", rows(random.Random(9), range(5000, 5010)))
         return new
 
-    monkeypatch.setattr(file_merges, "rewrite_rows", meddled)
+    monkeypatch.setattr(file_merges, "rewrite_rows", rewrite_and_change)
     report = drop_columns(client, "db.t", ["payload"])
     assert (report.commits, report.rows_deleted, report.errors) == (1, 3, [])
     after = read(client)

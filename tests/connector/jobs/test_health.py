@@ -27,7 +27,7 @@ def problems(client: IndexClient) -> list[str]:
     return [problem["problem"] for problem in client.health("db.t")["problems"]]
 
 
-def shown(client: IndexClient, *arguments: str) -> str:
+def run_health(client: IndexClient, *arguments: str) -> str:
     done = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
     assert done.exit_code == 0, done.output
     return " ".join(done.output.split())
@@ -55,14 +55,14 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         assert (health["records"], health["deleted-records"]) == (54, 6)
         assert health["size-in-bytes"] == sum(data["file_size_in_bytes"].to_pylist())
         assert problems(client) == ["small files", "deleted rows", "expired snapshots"]
-        text = shown(client)
+        text = run_health(client)
         assert "index by_id" in text
         assert "seamark run expire db.t" in text
         compact(client, "db.t")
         expire(client, "db.t")
         run_indexing(client, ("db", "t"))
         assert problems(client) == []
-        assert "No problems found" in shown(client)
+        assert "No problems found" in run_health(client)
         printed = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
         assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 

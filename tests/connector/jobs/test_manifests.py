@@ -76,7 +76,7 @@ def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row.values()) for row in held.to_pylist())
 
 
-def touched(table: Table, column: str, value: int) -> int:
+def count_read_manifests(table: Table, column: str, value: int) -> int:
     """Return the number of data manifests that PyIceberg reads to plan `column = value`."""
     snapshot, scan = table.current_snapshot(), table.scan(EqualTo(column, value))
     assert snapshot is not None
@@ -143,13 +143,13 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         for number in range(30):
             append(client, "db.t", rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
-        assert [touched(table, "part", part) for part in range(3)] == [30, 30, 30]
+        assert [count_read_manifests(table, "part", part) for part in range(3)] == [30, 30, 30]
         planned = rewrite_manifests(client, "db.t", dry_run=True)
         assert catalog.load_table("db.t").metadata_location == table.metadata_location
         report = rewrite_manifests(client, "db.t")
         assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
         assert report["partition-manifests-before"] == 30
-        found = [touched(catalog.load_table("db.t"), "part", part) for part in range(3)]
+        found = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
         assert sum(found) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
         assert max(found) <= 2 + report["manifests-after"] // 3
         assert 3 <= report["manifests-after"] <= sum(found) <= report["manifests-after"] + 2

@@ -30,7 +30,7 @@ from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as server
 from seamark.metaserver.store.port import InstantFilter
-from tests.connector.jobs.test_expiration import history, needed, path_of, read, snapshots, stored
+from tests.connector.jobs.test_expiration import history, needed_files, path_of, read, snapshots, stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
@@ -61,7 +61,7 @@ OTHERS = (
 )
 
 
-def put(table: Table, name: str, days: float = 30) -> Path:
+def put_file(table: Table, name: str, days: float = 30) -> Path:
     path = path_of(table.location()) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left" * 100)
@@ -93,8 +93,8 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         kept = all_files(table)
-        orphans, others = {put(table, name) for name in NAMES}, {put(table, name) for name in OTHERS}
-        young = put(table, "data/young.parquet", days=2)
+        orphans, others = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
+        young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)
         planned = remove_orphan_files(client, "db.t", dry_run=True)
@@ -126,7 +126,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
         contents: dict[int, Any] = {}
-        put(table, "data/first.parquet")
+        put_file(table, "data/first.parquet")
         for number in range(examples(30, 18)):
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
@@ -141,9 +141,9 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             elif kind < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
-                left = put(table, f"data/{number}.parquet", rng.choice([0, 30]))
+                left = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy that has the name of a live file stays.
-                    other = rng.choice(sorted(needed(table)))
+                    other = rng.choice(sorted(needed_files(table)))
                     left.rename(left.parent / other.name) if other.parent != left.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
@@ -153,12 +153,14 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all(table)
-                keep = needed(table) | metadata_files(table)
+                keep = needed_files(table) | metadata_files(table)
                 names = {path.name for path in keep}
-                expected = {path for path in stored(table) if path.name not in names and "_seamark" not in path.parts}
-                before = stored(table)
+                expected = {
+                    path for path in stored_files(table) if path.name not in names and "_seamark" not in path.parts
+                }
+                before = stored_files(table)
                 removed += remove_orphan_files(client, "db.t").files
-                assert before - stored(table) == expected
+                assert before - stored_files(table) == expected
                 assert keep <= all_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
@@ -172,7 +174,7 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
         table = history(client, catalog)
         late = path_of(table.location()) / "data" / "late.parquet"
         pq.write_table(rows([77]), late)
-        orphan = put(table, "data/orphan.parquet")
+        orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
         find = server.OrphanRemoval._find
 
@@ -200,7 +202,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         before = path_of(catalog.load_table("db.t").metadata_location)
 
         async def unwilling(*given: Any) -> None:
-            raise StorageError("not today")
+            raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
             context.setattr(type(served.server.components.objects), "delete", unwilling)
@@ -221,7 +223,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         remove_orphan_files(client, "db.t")
         assert not before.exists()
         table.refresh()
-        assert stored(table) - indexed == needed(table)
+        assert stored_files(table) - indexed == needed_files(table)
 
 
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
@@ -234,8 +236,8 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         for name in ("one", "two"):
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
             append(client, f"db.{name}", rows([1, 2]))
-        left = put(table, "../shared/left.parquet")
-        own = put(catalog.load_table("db.one"), "data/left.parquet")
+        left = put_file(table, "../shared/left.parquet")
+        own = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
         found = remove_orphan_files(client, "db.one")
@@ -250,7 +252,7 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         table = history(client, catalog)
         file = path_of(table.location()) / "data" / "of-two.parquet"
         pq.write_table(rows([77]), file)
-        orphan = put(table, "metadata/left.avro")
+        orphan = put_file(table, "metadata/left.avro")
         age_all(table)
         allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
         two = catalog.create_table("db.two", table.schema(), properties=allowed)
@@ -280,10 +282,10 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        orphan = put(table, "data/orphan.parquet")
+        orphan = put_file(table, "data/orphan.parquet")
 
         async def unwilling(*given: Any) -> None:
-            raise StorageError("not today")
+            raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
             context.setattr(type(served.server.components.objects), "delete", unwilling)
@@ -298,7 +300,7 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
 def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        orphan = put(table, "data/orphan.parquet")
+        orphan = put_file(table, "data/orphan.parquet")
         (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
         path_of(manifest.manifest_path).unlink()
         with pytest.raises(Exception, match="missing in storage"):
@@ -309,7 +311,7 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Serv
 def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 2)
-        orphan = put(table, "data/orphan.parquet")
+        orphan = put_file(table, "data/orphan.parquet")
         for properties, message in (
             ({"seamark.orphan-files.min-age-ms": "soon"}, "min-age-ms .* 'soon'"),
             ({"seamark.orphan-files.min-age-ms": "1000"}, "is 1000; it must be at least 86400000"),
@@ -333,7 +335,7 @@ def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -
 
 def test_orphan_files_command_lists_and_removes_files(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
-        orphan = put(history(client, catalog), "data/orphan.parquet")
+        orphan = put_file(history(client, catalog), "data/orphan.parquet")
 
         def call(*arguments: str) -> str:
             result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, *arguments])

@@ -1,7 +1,7 @@
-"""Rewrites waste little work.
+"""Tests that rewrites waste little work.
 
-One job at a time rewrites files of a table, files that writers will soon replace are left out, and a
-conflict in one part of a rewrite does not discard the other parts.
+Only one job at a time rewrites files of a table. It leaves out files that writers will soon replace. A conflict in one
+part of a rewrite does not discard the other parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seamark.connector.write.appends import append, commit
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.protocol.wire import RECHECK_AFTER
-from tests.connector.jobs.test_expiration import needed, stored
+from tests.connector.jobs.test_expiration import needed_files, stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
@@ -102,7 +102,9 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, served
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
         kept = select_settled(opened, tasks, age_ms, 4400)
         assert sorted(int(task.file["data-sequence-number"]) for task in kept) == numbers, age_ms
-    assert select_settled(opened, tasks, 500, 10_000) == tasks  # The change is old.
+    assert (
+        select_settled(opened, tasks, 500, 10_000) == tasks
+    )  # The change is older than the time that files need to settle.
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
@@ -149,7 +151,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             assert report.commits + report.conflicts == 1
             parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
             table = catalog.load_table("db.t")
-            assert {path for path in stored(table) if "_seamark" not in path.parts} <= needed(table)
+            assert {path for path in stored_files(table) if "_seamark" not in path.parts} <= needed_files(table)
             catalog.drop_table("db.t")
     assert parts
 

@@ -114,12 +114,12 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
         is_drop = rng.random() < 0.5
         quote = rng.choice('"`')
 
-        def quoted(name: str, quote: str = quote) -> str:
+        def quote_name(name: str, quote: str = quote) -> str:
             plain = name.isidentifier() and rng.random() < 0.5
             return name if plain else quote + name.replace(quote, quote * 2) + quote
 
-        words = ["ALTER", "TABLE", ".".join(map(quoted, levels)), "PARTITION", f"({where})"]
-        words += ["DROP", "COLUMNS", f"({', '.join(map(quoted, columns))})"] if is_drop else ["MERGE", "FILES"]
+        words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
+        words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]
         cased = [
             rng.choice([word, word.lower()]) if n != 2 and word.isupper() else word for n, word in enumerate(words)
         ]

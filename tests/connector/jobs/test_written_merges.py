@@ -27,11 +27,11 @@ from tests.connector.served import Served
 from tests.seeds import first_seed
 
 
-def stored(folder: Path, ending: str = ".parquet") -> set[str]:
+def stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
     return {f"file://{path}" for path in folder.rglob(f"*{ending}")}
 
 
-def written_by(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
+def write_with_tasks(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
     """Return the destination, and the files that one task writes for each table."""
     into = open_destination(client, "db.t", mode, where=where)
     return into, [write_batches(into.target, table.to_batches()) for table in given]
@@ -61,13 +61,13 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         given = [
             table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in given
         ]
-    into, parts = written_by(client, mode, given, where)
+    into, parts = write_with_tasks(client, mode, given, where)
     small = WrittenFiles.join(parts)
     merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
     assert merged.rows == small.rows
     assert len(merged.files) < len(small.files), seed
     gone = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
-    assert not gone & stored(tmp_path)
+    assert not gone & stored_files(tmp_path)
     answer = into.commit(client, merged)
     assert answer is not None
     expected = {row["id"]: row for table in given for row in table.to_pylist()}
@@ -80,7 +80,9 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)
-    assert stored(tmp_path) >= {str(path) for path in client.files("db.t", content="data")["file_path"].to_pylist()}
+    assert stored_files(tmp_path) >= {
+        str(path) for path in client.files("db.t", content="data")["file_path"].to_pylist()
+    }
     if client.indexes("db.t"):
         assert client.index("db.t", "ids").health == "ok"
         assert client.explain("db.t", "id = -5").files == 0
@@ -91,7 +93,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     rng = random.Random(1)
     one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
     others = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
-    into, parts = written_by(client, APPEND, [one, *others])
+    into, parts = write_with_tasks(client, APPEND, [one, *others])
     merged = merge_written(client, "db.t", into.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1
@@ -109,7 +111,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
 
 def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, served: Served, tmp_path: Path) -> None:
     create(served, 2)
-    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+    into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
 
     def failing() -> Any:
         raise BadRequest("a Spark task failed: no memory")
@@ -125,8 +127,10 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, 
 
 def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, tmp_path: Path) -> None:
     create(served, 2)
-    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)])
-    assert stored(tmp_path)
+    into, parts = write_with_tasks(
+        client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
+    )
+    assert stored_files(tmp_path)
 
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         for batch, rewrite in batches:
@@ -135,12 +139,12 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, t
 
     with pytest.raises(KeyboardInterrupt):
         merge_written(client, "db.t", into.target, parts, runner=runner)
-    assert stored(tmp_path) == set()
+    assert stored_files(tmp_path) == set()
 
 
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, served: Served) -> None:
     create(served, 2)
-    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+    into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")
     assert open_table(client, "db.t", At()).schema != into.target.schema

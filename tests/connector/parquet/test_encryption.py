@@ -207,7 +207,7 @@ def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> 
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
 
 
-def _encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, **options: Any) -> None:
+def _write_encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, **options: Any) -> None:
     config = encrypted.configuration({"k1": ["text"]}, double_wrapping=False, **options)
     pq.write_table(
         rows,
@@ -301,7 +301,9 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     """The pages of the two row groups have the same keys and sizes, but their positions are authenticated."""
     rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _encrypted_file(path, rows, checksum=False)  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes.
+    _write_encrypted_file(
+        path, rows, checksum=False
+    )  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes.
     with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
@@ -316,7 +318,7 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
 def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _encrypted_file(path, rows)
+    _write_encrypted_file(path, rows)
     with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
         begin = int(source.footer.groups[0].begins[1])
     data = bytearray(path.read_bytes())
@@ -383,7 +385,7 @@ class _LeakingKms:
 
 def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
+    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
     encryption = scheme(path, SIMPLE)
     texts = []
     leaking = ParquetKeys(_LeakingKms())
@@ -421,7 +423,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     found = keys_of_environment(environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
     assert found is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
+    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
     merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=found.create_encryption(scheme(path, SIMPLE)))
     with SourceFile(str(out), Storage(), keys=found) as source:
         assert source.encryption is not None
@@ -488,12 +490,12 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
     footer, text = FileKey(KEY, None), FileKey(os.urandom(16), b"text")
     encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
 
-    def with_padding(self: Any, module: Module, plain: bytes, page: int | None = None) -> bytes:
+    def encrypt_with_padding(self: Any, module: Module, plain: bytes, page: int | None = None) -> bytes:
         is_bare = module in (Module.DATA_PAGE, Module.DICTIONARY_PAGE, Module.BLOOM_BITSET)
         return encrypt(self, module, plain if is_bare else bytes(plain) + bytes(37), page)
 
     with monkeypatch.context() as patch:
-        patch.setattr(modules.ChunkCipher, "encrypt", with_padding)
+        patch.setattr(modules.ChunkCipher, "encrypt", encrypt_with_padding)
         patch.setattr(ModuleCipher, "encrypt_footer", lambda self, plain: encrypt_footer(self, plain + bytes(37)))
         merge([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
     merge([padded], out, SIMPLE, keys=GivenKeys(KEY, {"text": text.key}))

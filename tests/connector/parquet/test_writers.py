@@ -31,11 +31,11 @@ Writer = Callable[[random.Random, pa.Table, Path], None]
 Reader = Callable[[Path], pa.Table]
 
 
-def by_duckdb(path: Path) -> pa.Table:
+def read_with_duckdb(path: Path) -> pa.Table:
     return duckdb.sql(f"SELECT * FROM '{path}'").to_arrow_table()
 
 
-def by_datafusion(path: Path) -> pa.Table:
+def read_with_datafusion(path: Path) -> pa.Table:
     session = datafusion.SessionContext()
     session.register_parquet("t", str(path))
     return session.sql("SELECT * FROM t").to_arrow_table()
@@ -43,8 +43,8 @@ def by_datafusion(path: Path) -> pa.Table:
 
 READERS: Mapping[str, Reader] = {
     "pyarrow": lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(),
-    "duckdb": by_duckdb,
-    "datafusion": by_datafusion,
+    "duckdb": read_with_duckdb,
+    "datafusion": read_with_datafusion,
     "polars": lambda path: pl.read_parquet(path).to_arrow(),
 }
 
@@ -231,7 +231,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
 # All types, and unusual sizes
 
 
-def _typed() -> pa.Table:
+def _typed_rows() -> pa.Table:
     at = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
     price = decimal.Decimal("-1234.56")
     values: list[tuple[str, pa.DataType, Any]] = [
@@ -275,15 +275,15 @@ def _columns(path: Path, count: int) -> None:
 
 
 ODD: Mapping[str, Callable[[Path], None]] = {
-    "all types": lambda path: pq.write_table(_typed(), path, store_decimal_as_integer=True, write_page_index=True),
+    "all types": lambda path: pq.write_table(_typed_rows(), path, store_decimal_as_integer=True, write_page_index=True),
     "all types, version 2": lambda path: pq.write_table(
-        _typed(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
+        _typed_rows(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
     ),
     "int96": _int96,
-    "no rows": lambda path: pq.write_table(_typed().slice(0, 0), path),
+    "no rows": lambda path: pq.write_table(_typed_rows().slice(0, 0), path),
     "no row groups": lambda path: pq.ParquetWriter(path, pa.schema([("a", pa.int64())])).close(),
-    "one row": lambda path: pq.write_table(_typed().slice(0, 1), path),
-    "only nulls": lambda path: pq.write_table(_typed().slice(1, 1), path),
+    "one row": lambda path: pq.write_table(_typed_rows().slice(0, 1), path),
+    "only nulls": lambda path: pq.write_table(_typed_rows().slice(1, 1), path),
     "5,000 columns": lambda path: _columns(path, 5000),
     "1,000 columns": lambda path: _columns(path, 1000),
     "huge values": lambda path: pq.write_table(
@@ -298,7 +298,7 @@ ODD: Mapping[str, Callable[[Path], None]] = {
     "a row a group": lambda path: pq.write_table(pa.table({"n": range(400)}), path, row_group_size=1),
 }
 UNREAD = {("split bytes", "duckdb"), ("split bytes", "polars")}
-"""Pairs of file and engine: the engine cannot read the original file either."""
+"""Pairs of file and engine that are not tested, because the engine cannot read the original file either."""
 LEFT_OUT = {("5,000 columns", "duckdb"), ("1,000 columns", "duckdb")}
 """Pairs of file and engine that are not tested, because DuckDB reserves 8 MiB for each column that it reads.
 

@@ -38,7 +38,7 @@ FIELDS.append(
 PAGES = {"write.parquet.page-row-limit": "500", "write.parquet.dict-size-bytes": "2000"}
 
 
-def given(start: int, source: random.Random) -> pa.Table:
+def make_rows(start: int, source: random.Random) -> pa.Table:
     ids = range(start, start + ROWS)
     columns = {
         "id": pa.array(ids, pa.int64()),
@@ -61,11 +61,11 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     source = random.Random(seed)
     create(client, fields=FIELDS, properties=PAGES)
     for number in range(FILES):
-        append(client, "db.t", given(number * ROWS, source))
+        append(client, "db.t", make_rows(number * ROWS, source))
     delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)
     if all_coded:
         monkeypatch.setattr(coded_strings, "_PLAIN_VALUE_MIN_BYTES", 1 << 20)
-    coded = _counted(monkeypatch)
+    coded = _record_coded_columns(monkeypatch)
     opened = open_table(client, "db.t", At())
     tasks = list(plan(client, opened, TRUE))
     assert len(tasks) == FILES
@@ -87,7 +87,7 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
 
 
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that records the columns that are read as codes, once for each row group."""
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
     found: list[list[str]] = []

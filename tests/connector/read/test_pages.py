@@ -50,14 +50,14 @@ def table(rng: np.random.Generator, rows: int) -> pa.Table:
     )
 
 
-def written(of: pa.Table, **how: Any) -> bytes:
+def write_parquet(of: pa.Table, **how: Any) -> bytes:
     out = io.BytesIO()
     how = {"row_group_size": 25_000, "max_rows_per_page": 2_000, "write_page_index": True} | how
     pq.write_table(of, out, **how)
     return out.getvalue()
 
 
-def opened(data: bytes) -> tuple[Pages, pq.ParquetFile]:
+def open_pages(data: bytes) -> tuple[Pages, pq.ParquetFile]:
     source = pa.BufferReader(data)
     file = pq.ParquetFile(source)
     return Pages(source, file, hole_bytes=100), file
@@ -73,7 +73,7 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
 
 def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
-    pages, file = opened(data)
+    pages, file = open_pages(data)
     first = read = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
@@ -107,7 +107,7 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
             "write_statistics": source.random() < 0.5,
             "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
         }
-        data = written(of, **{name: value for name, value in how.items() if value is not None})
+        data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
         for names in (source.sample(FLAT, 3), ["sorted"], list(FLAT)):
             read += check(data, of, names, rng, f"seed {seed}, turn {turn}, {how}, {names}")
     assert read > 3, f"seed {seed}: pages were read {read} times only"
@@ -116,13 +116,13 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
     of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{one:0100d}" for one in range(ROWS)]})
-    data = written(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
+    data = write_parquet(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
     assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
 
 def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
-    data = written(of, row_group_size=ROWS, use_dictionary=False)
+    data = write_parquet(of, row_group_size=ROWS, use_dictionary=False)
     reads: list[int] = []
 
     class Source:
@@ -139,37 +139,37 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
 
 @pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
 def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
-    pages, _ = opened(written(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
+    pages, _ = open_pages(write_parquet(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
     assert pages.read(0, names, np.array([3])) is None
 
 
 def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
     of = table(np.random.default_rng(1), 20_000)
-    pages, _ = opened(written(of))
+    pages, _ = open_pages(write_parquet(of))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
-    pages, _ = opened(written(of, write_page_index=False))
+    pages, _ = open_pages(write_parquet(of, write_page_index=False))
     assert pages.read(0, ["number"], np.array([3])) is None
 
 
 def offsets_of(data: bytes) -> tuple[int, int]:
     """Return the position and the size of the offset index of the first column in the first row group."""
-    _, file = opened(data)
+    _, file = open_pages(data)
     out = io.BytesIO()
     file.metadata.write_metadata_file(out)
     chunk = thrift.read(out.getvalue(), 4)[0][4][1][1][0][1][1][1][0]
     return chunk[4][1], chunk[5][1]
 
 
-def test_corrupt_page_index_gives_the_right_rows_or_none() -> None:
+def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
-    data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     at, size = offsets_of(data)
     source, none = random.Random(11), 0
     for _ in range(600):
         broken = bytearray(data)
         for _ in range(source.choice((1, 1, 2, 4))):
             broken[source.randrange(at, at + size)] ^= source.randrange(1, 256)
-        pages, _ = opened(bytes(broken))
+        pages, _ = open_pages(bytes(broken))
         wanted = np.sort(np.array(source.sample(range(30_000), 3)))
         found = pages.read(0, ["n"], wanted)
         none += found is None
@@ -180,14 +180,14 @@ def test_corrupt_page_index_gives_the_right_rows_or_none() -> None:
 
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     of = pa.table({"n": np.arange(30_000)})
-    data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     at, size = offsets_of(data)
     index = thrift.read(data, at)[0]
     locations = index[1][1][1]
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
     wrong = thrift.write(index)
     assert len(wrong) == size
-    pages, _ = opened(data[:at] + wrong + data[at + size :])
+    pages, _ = open_pages(data[:at] + wrong + data[at + size :])
     for row in (3_500, 3_999, 4_500, 5_000):
         assert pages.read(0, ["n"], np.array([row])) is None
     found = pages.read(0, ["n"], np.array([9_000]))
@@ -241,7 +241,7 @@ def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
 
 
 def test_thrift_footer_is_written_to_the_same_bytes() -> None:
-    data = written(table(np.random.default_rng(1), 3_000))
+    data = write_parquet(table(np.random.default_rng(1), 3_000))
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
     assert thrift.write(thrift.read(footer)[0]) == footer

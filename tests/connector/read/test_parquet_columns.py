@@ -33,11 +33,11 @@ SCHEMA = Schema(
 )
 
 
-def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+def id_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
 
 
-def written(folder: Path, fields: list[pa.Field], columns: list[Any]) -> str:
+def write_parquet(folder: Path, fields: list[pa.Field], columns: list[Any]) -> str:
     path = str(folder / "data.parquet")
     arrays = [pa.array(values, one.type) for one, values in zip(fields, columns, strict=True)]
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path, row_group_size=2)
@@ -49,11 +49,11 @@ def read(path: str, *column_ids: int, projection: Projection | None = None, rows
     return {column_id: column.to_pylist() for column_id, column in found.items()}
 
 
-DEEP = pa.struct([with_id("x", pa.int32(), 6)])
+DEEP = pa.struct([id_field("x", pa.int32(), 6)])
 FIELDS = [
-    with_id("renamed", pa.int64(), 1),
-    with_id("a.b", pa.string(), 2),
-    with_id("a", pa.struct([with_id("b", pa.int32(), 4), with_id("deep", DEEP, 5)]), 3),
+    id_field("renamed", pa.int64(), 1),
+    id_field("a.b", pa.string(), 2),
+    id_field("a", pa.struct([id_field("b", pa.int32(), 4), id_field("deep", DEEP, 5)]), 3),
 ]
 ROWS: list[Any] = [
     [1, 2, 3],
@@ -63,16 +63,16 @@ ROWS: list[Any] = [
 
 
 def test_columns_are_found_by_id_and_not_by_name(tmp_path: Path) -> None:
-    path = written(tmp_path, FIELDS, ROWS)
+    path = write_parquet(tmp_path, FIELDS, ROWS)
     assert read(path, 1, 2, 4, 6) == {1: [1, 2, 3], 2: ["p", None, "q"], 4: [7, None, None], 6: [1, None, None]}
 
 
 def test_column_that_was_added_later_is_null(tmp_path: Path) -> None:
-    assert read(written(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
+    assert read(write_parquet(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
 
 
 def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, FIELDS, ROWS)
+    path = write_parquet(tmp_path, FIELDS, ROWS)
     with pytest.raises(Unreadable, match="default"):
         read(path, 8)
     with pytest.raises(Unreadable, match="partition"):
@@ -81,11 +81,11 @@ def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -
 
 def test_file_with_another_row_count_than_its_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="3 rows; its manifest says 4"):
-        read(written(tmp_path, FIELDS, ROWS), 1, rows=4)
+        read(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
 
 
 def test_file_without_field_ids_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, [pa.field("ident", pa.int64())], [[1, 2, 3]])
+    path = write_parquet(tmp_path, [pa.field("ident", pa.int64())], [[1, 2, 3]])
     with pytest.raises(Unreadable, match="no field ids"):
         read(path, 1)
 
@@ -100,7 +100,9 @@ def test_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None:
-    twice = written(tmp_path, [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]])
+    twice = write_parquet(
+        tmp_path, [id_field("x", pa.int64(), 1), id_field("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]]
+    )
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
         read(twice, 1)
 
@@ -117,8 +119,12 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
 ) -> None:
     path = str(tmp_path / "data.parquet")
-    names = [with_id("a", pa.int64(), 4), with_id("b", pa.string(), 5)]
-    fields = [with_id("id", pa.int64(), 1), with_id("c.b", pa.string(), 2), with_id("st", pa.struct(names), 3)]
+    names = [id_field("a", pa.int64(), 4), id_field("b", pa.string(), 5)]
+    fields = [
+        id_field("id", pa.int64(), 1),
+        id_field("c.b", pa.string(), 2),
+        id_field("st", pa.struct(names), 3),
+    ]
     table = pa.table(
         {
             "id": range(5000),

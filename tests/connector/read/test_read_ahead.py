@@ -106,12 +106,12 @@ def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_pa
     tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
     requested: list[ScanTask] = []
 
-    def given() -> Iterator[ScanTask]:
+    def request_tasks() -> Iterator[ScanTask]:
         for task in tasks:
             requested.append(task)
             yield task
 
-    with closing(read_tasks(_plan(tmp_path), Storage(), given())) as reads:
+    with closing(read_tasks(_plan(tmp_path), Storage(), request_tasks())) as reads:
         task, batches = next(reads)
         assert (task, [batch.column(0).to_pylist() for batch in batches]) == (tasks[0], [[0]])
     assert len(requested) < 50

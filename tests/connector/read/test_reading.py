@@ -34,9 +34,9 @@ from tests.api.indexes.test_bitmaps import (
     OPPOSITE,
     Leaf,
     Tree,
-    compared,
+    compare,
+    evaluate_as_sql,
     filter_json,
-    in_sql,
     odd_row,
     some_tree,
     sql_text,
@@ -91,7 +91,7 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
     assert judged > 400
 
 
-def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
+def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
     """Evaluate an expression on a row: nulls as in Iceberg, comparisons of numbers as in SQL."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
@@ -102,11 +102,11 @@ def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
             return op == "not-eq"
         if isinstance(value, float) and math.isnan(value):
             return op in ("not-eq", "gt", "gt-eq")
-        return compared(op, value, tree.value)
+        return compare(op, value, tree.value)
     what, children = tree
     if what == "not":
-        return in_expression(children[0], row, negated=not negated)
-    found = [in_expression(child, row, negated=negated) for child in children]
+        return evaluate(children[0], row, negated=not negated)
+    found = [evaluate(child, row, negated=negated) for child in children]
     return any(found) if (what == "or") != negated else all(found)
 
 
@@ -180,16 +180,16 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
         for path, at, row in stored.live_rows(snapshot):
-            held = in_sql(tree, row, nan_is_high=True) is True if in_text else in_expression(tree, row)
+            held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
         got = [normal(one.values()) for one in found.to_arrow().to_pylist()] if names else None
-        told = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
+        message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if got is None:
-            assert sum(batch.num_rows for batch in found) == len(rows), told
+            assert sum(batch.num_rows for batch in found) == len(rows), message
         else:
-            assert sorted(got, key=repr) == sorted(rows, key=repr), told
+            assert sorted(got, key=repr) == sorted(rows, key=repr), message
         seen["some" if rows else "none"] += 1
     assert min(seen["some"], seen["none"]) > 1, seen
 
@@ -344,12 +344,12 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
         return made
 
     served.run(make())
-    for where, told in (
+    for where, expected in (
         ("upper(name) = 'A' AND id = 1", "by all parts of this predicate: UPPER"),
         ("nothing = 1", "Cannot find column 'nothing'"),
         ({"type": "eq", "term": "id", "value": "x"}, "x"),
     ):
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=expected):
             scan(client, "db.t", where=where)
     with pytest.raises(BadRequest, match="Cannot read 'nothing'"):
         scan(client, "db.t", ["nothing"])
@@ -374,20 +374,20 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
     wanted = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
-    def told(**changed: Any) -> str:
+    def error_of(**changed: Any) -> str:
         given = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
             list(read_task(ScanTask({**task.file, **given}, task.deletes), wanted, opened.storage))
         assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
-    assert "'orc' are not supported" in told(file_format="orc")
-    assert "encrypted" in told(key_metadata="AABB")
-    assert "1 rows; its manifest says 2" in told(record_count=2)
-    assert "cannot be read" in told(file_path=task.path + ".gone")
+    assert "'orc' are not supported" in error_of(file_format="orc")
+    assert "encrypted" in error_of(key_metadata="AABB")
+    assert "1 rows; its manifest says 2" in error_of(record_count=2)
+    assert "cannot be read" in error_of(file_path=task.path + ".gone")
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")
-    assert str(deletes) in told()
+    assert str(deletes) in error_of()
     assert stored.snapshots
 
 

@@ -38,7 +38,7 @@ def rows_of(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any]]:
     return [{"id": one, "word": model[one][0], "price": model[one][1]} for one in ids]
 
 
-def given(model: dict[int, Row]) -> pa.Table:
+def make_rows(model: dict[int, Row]) -> pa.Table:
     columns = {"id": list(model), "word": [one[0] for one in model.values()]}
     columns |= {"price": [one[1] for one in model.values()]}
     return pa.table(columns, pa.schema([("id", pa.int64()), ("word", pa.string()), ("price", pa.float64())]))
@@ -55,13 +55,13 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     model: dict[int, Row] = {
         one: (source.choice([None, f"w{one % 70}"]), source.choice([None, source.random()])) for one in ids
     }
-    append(client, "db.t", given(model))
+    append(client, "db.t", make_rows(model))
     gone = source.sample(ids, 300)
     delete(client, "db.t", keys=pa.table({"id": pa.array(gone, pa.int64())}), mode=mode)
     for one in gone:
         del model[one]
     changed = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
-    upsert(client, "db.t", given(changed), keys=["id"], mode=mode)
+    upsert(client, "db.t", make_rows(changed), keys=["id"], mode=mode)
     model |= changed
     if bitmaps:
         client.put_index("db.t", "by_id", kind="bitmap", columns=["id"])
@@ -78,8 +78,8 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     assert by_pages > 5, f"seed {seed}"
     first = next(iter(changed))
     placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
-    told = {
+    reported = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [told[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]
+    assert [reported[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]

@@ -47,7 +47,7 @@ from tests.connector import lake
 from tests.connector.served import Served
 
 
-def evolved(url: str) -> None:
+def create_evolved_table(url: str) -> None:
     """Create `db.e`, with six commits, five schemas and two partition specs."""
     inner = StructType(NestedField(20, "x", IntegerType()), NestedField(21, "y", StringType()))
     listed = ListType(22, StructType(NestedField(23, "p", IntegerType()), NestedField(24, "q", FloatType())))
@@ -125,14 +125,17 @@ def value_of(rng: random.Random, kind: pa.DataType) -> Any:
     return rng.randint(-5, 5) if pa.types.is_integer(kind) else rng.choice(["", "a", "ä\U0001f600"])
 
 
-def listed(table: pa.Table) -> list[str]:
-    """Return the rows in a common form: PyIceberg has uuids as an extension type, and some large lists and texts."""
+def normalize_rows(table: pa.Table) -> list[str]:
+    """Return the rows as texts that are equal for equal rows.
+
+    PyIceberg returns uuids as an extension type, and some lists and texts as large types.
+    """
     rows = sorted(table.to_pylist(), key=lambda row: row["id"])
     return [repr({name: one.bytes if isinstance(one, uuid.UUID) else one for name, one in row.items()}) for row in rows]
 
 
 def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served: Served, client: SeamarkClient) -> None:
-    evolved(served.url)
+    create_evolved_table(served.url)
     with lake.catalog_at(served.url) as catalog:
         table = catalog.load_table("db.e")
         assert len(table.schemas()) == 4
@@ -140,7 +143,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served:
             oracle = table.scan(snapshot_id=snapshot).to_arrow()
             found = scan(client, "db.e", at=At(snapshot_id=snapshot)).to_arrow()
             assert found.schema.names == oracle.schema.names
-            assert listed(found) == listed(oracle), snapshot
+            assert normalize_rows(found) == normalize_rows(oracle), snapshot
         first = At(snapshot_id=table.metadata.snapshots[0].snapshot_id)
         with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
             scan(client, "db.e", where="f < 0.7", at=first)
@@ -156,7 +159,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served:
             oracle = table.scan(row_filter=theirs, selected_fields=("id", *names)).to_arrow()
             found = scan(client, "db.e", ["id", *names], sql).to_arrow()
             assert found.num_rows > 0
-            assert listed(found) == listed(oracle.select(["id", *names])), sql
+            assert normalize_rows(found) == normalize_rows(oracle.select(["id", *names])), sql
 
 
 def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_path: Path) -> None:

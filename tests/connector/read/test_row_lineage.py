@@ -149,8 +149,8 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         if wanted:
             ids = [int(found.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
             assert ids == [2147483540, 2147483539]
-            told = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
-            assert told == [(1, 0), (2, 1), (3, None)]
+            reported = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
+            assert reported == [(1, 0), (2, 1), (3, None)]
 
 
 def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:
@@ -168,14 +168,14 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
 def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
-    def given(*rows: tuple[int, int, int]) -> pa.Table:
+    def rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
         made = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
         return pa.Table.from_pylist(made, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())]))
 
-    append(client, "db.t", given((1, 5, 10), (2, 5, 20), (3, 5, 30)))
-    upsert(client, "db.t", given((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
-    upsert(client, "db.t", given((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ)
-    upsert(client, "db.t", given((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
-    upsert(client, "db.t", given((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
+    append(client, "db.t", rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))
+    upsert(client, "db.t", rows_with_ids((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
+    upsert(client, "db.t", rows_with_ids((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ)
+    upsert(client, "db.t", rows_with_ids((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
+    upsert(client, "db.t", rows_with_ids((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
     found = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
     assert [tuple(one.values()) for one in found] == [(1, 1, 11), (2, 5, 20), (3, 6, 32), (4, 8, 40), (5, None, 50)]

@@ -68,11 +68,11 @@ def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkCli
     asked = []
     request = client._request
 
-    def limited(method: str, path: str, query: dict[str, object], body: bytes, **more: object) -> bytes:
+    def request_one_row(method: str, path: str, query: dict[str, object], body: bytes, **more: object) -> bytes:
         asked.append(body)
         return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **more)  # type: ignore[arg-type]
 
-    client._request = limited  # type: ignore[method-assign, assignment]
+    client._request = request_one_row  # type: ignore[method-assign, assignment]
     assert [one.count for one in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]
     assert len(asked) == 3
 

@@ -38,13 +38,13 @@ def fill(client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, s
         append(client, "db.t", pa.table({"a": [a], "b": [b]}))
 
 
-def held(client: IndexClient) -> list[tuple[int, int]]:
+def read_rows(client: IndexClient) -> list[tuple[int, int]]:
     """Return the columns of each row, in the order of their ids."""
     table = scan(client, "db.t").to_arrow()
     return sorted(zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True))
 
 
-def swapped_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
+def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
     real = module.plan
 
     def plan(*args: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, mon
     fill(client, (1, 2), (2, 1))
     meanwhile(monkeypatch, lambda: swap(client))
     overwrite(client, "db.t", pa.table({"a": [1], "b": [77]}), where="a = 1")
-    assert held(client) == [(1, 77), (2, 1)]
+    assert read_rows(client) == [(1, 77), (2, 1)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -74,7 +74,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
 
     meanwhile(monkeypatch, other)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
-    assert held(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
+    assert read_rows(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -82,14 +82,14 @@ def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, (1, 50), (50, 1))
-    swapped_before_plan(monkeypatch, locating, client)
+    swap_before_plan(monkeypatch, locating, client)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).updated == 1
-    assert held(client) == [(1, 50), (7, 1)]
+    assert read_rows(client) == [(1, 50), (7, 1)]
     client._request("DELETE", "/v1/namespaces/db/tables/t", {})
     fill(client, (1, 2), (2, 1))
-    swapped_before_plan(monkeypatch, upserts, client)
+    swap_before_plan(monkeypatch, upserts, client)
     assert delete(client, "db.t", where="a = 1", mode=mode).deleted == 1
-    assert held(client) == [(1, 2)]
+    assert read_rows(client) == [(1, 2)]
 
 
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.a": "bitmap(a)", "seamark.index.b": "bitmap(b)"}])
@@ -97,7 +97,7 @@ def test_scan_uses_the_names_of_the_schema_that_it_loaded(
     client: IndexClient, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, (1, 2), (2, 1), properties=properties)
-    swapped_before_plan(monkeypatch, reading, client)
+    swap_before_plan(monkeypatch, reading, client)
     assert scan(client, "db.t", where="a = 1").to_arrow().to_pylist() == [{"a": 1, "b": 2}]
 
 

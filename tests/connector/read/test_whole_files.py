@@ -11,7 +11,7 @@ from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
-from tests.connector.write.test_upserts import create, held, rows
+from tests.connector.write.test_upserts import create, read_rows, rows
 
 
 def tasks(client: IndexClient) -> list[tuple[int, int]]:
@@ -30,10 +30,10 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
     report = upsert(client, "db.t", rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
     assert (report.updated, report.files_written, report.files_removed) == (2, 1, 1)
     assert tasks(client) == [(2, 0), (2, 1)]
-    assert held(client) == [(2, "fr", 2, "B"), (3, "fr", 2, "C"), (5, "de", 1, "e")]
+    assert read_rows(client) == [(2, "fr", 2, "B"), (3, "fr", 2, "C"), (5, "de", 1, "e")]
     assert delete(client, "db.t", where="id > 0", mode=MERGE_ON_READ).files_written == 0
     assert tasks(client) == []
-    assert held(client) == []
+    assert read_rows(client) == []
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -55,9 +55,9 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     monkeypatch.setattr(IndexClient, "_request", racing)
     with pytest.raises(Refused, match="deletes"):
         delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
-    assert held(client) == [(2, "de", 1, "b")]
+    assert read_rows(client) == [(2, "de", 1, "b")]
     append(client, "db.t", rows((1, "de", 3, "A")))
     others.append(1)
     report = delete(client, "db.t", where="land = 'de'", mode=MERGE_ON_READ)
     assert (report.attempts, report.deleted) == (2, 1)
-    assert held(client) == []
+    assert read_rows(client) == []

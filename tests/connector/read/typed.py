@@ -80,7 +80,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values(kind: str) -> st.SearchStrategy[Any]:
-    """Return a strategy for edge values and other values of the type; never null."""
+    """Return a strategy for edge values and other values of the type, without null."""
     return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
 
 
@@ -93,7 +93,7 @@ def column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) -> list
     return [None if rng.random() < nulls else rng.choice(SAMPLES[kind]) for _ in range(rows)]
 
 
-def _viewed(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
+def _integers_viewed_as(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
     width = pa.int32() if arrow == pa.date32() else pa.int64()
     return lambda given: pa.array(given, width).view(arrow)
 
@@ -101,12 +101,12 @@ def _viewed(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
 def _decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
     kind = pa.decimal128(precision, scale)
 
-    def made(given: Sequence[Any]) -> pa.Array:
+    def decimal_array(given: Sequence[Any]) -> pa.Array:
         # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
         exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in given)
         return pa.array(list(exact), kind)
 
-    return made
+    return decimal_array
 
 
 _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
@@ -118,12 +118,12 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
     "decimal(9, 2)": _decimals(9, 2),
     "decimal(18, 0)": _decimals(18, 0),
     "decimal(38, 10)": _decimals(38, 10),
-    "date": _viewed(pa.date32()),
-    "time": _viewed(pa.time64("us")),
-    "timestamp": _viewed(pa.timestamp("us")),
-    "timestamptz": _viewed(pa.timestamp("us", "UTC")),
-    "timestamp_ns": _viewed(pa.timestamp("ns")),
-    "timestamptz_ns": _viewed(pa.timestamp("ns", "UTC")),
+    "date": _integers_viewed_as(pa.date32()),
+    "time": _integers_viewed_as(pa.time64("us")),
+    "timestamp": _integers_viewed_as(pa.timestamp("us")),
+    "timestamptz": _integers_viewed_as(pa.timestamp("us", "UTC")),
+    "timestamp_ns": _integers_viewed_as(pa.timestamp("ns")),
+    "timestamptz_ns": _integers_viewed_as(pa.timestamp("ns", "UTC")),
     "string": lambda given: pa.array(given, pa.string()),
     "uuid": lambda given: pa.array(given, pa.binary(16)),
     "fixed[3]": lambda given: pa.array(given, pa.binary(3)),
@@ -152,18 +152,18 @@ def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return list(column.view(pa.int32() if column.type == pa.date32() else pa.int64()).to_pylist())
     if pa.types.is_decimal(column.type):
         scale = column.type.scale
-        return [None if one is None else _unscaled(one, scale) for one in column.to_pylist()]
+        return [None if one is None else _unscale(one, scale) for one in column.to_pylist()]
     return list(column.to_pylist())
 
 
-def _unscaled(number: Decimal, scale: int) -> int:
+def _unscale(number: Decimal, scale: int) -> int:
     sign, digits, exponent = number.as_tuple()
     assert exponent == -scale
     return int("".join(map(str, digits))) * (-1 if sign else 1)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if the values are equal to the bit: NaN equals NaN, and -0.0 differs from 0.0."""
+    """Return True if the values are equal bit by bit: NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(one, float) and isinstance(other, float):
         return (one != one and other != other) or struct.pack("<d", one) == struct.pack("<d", other)
     return type(one) is type(other) and bool(one == other)

@@ -24,7 +24,7 @@ OF_SPARK = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().spl
 FOUND_FAULTS = tuple(
     one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
 )
-"""Statements with clauses that Seamark once answered wrong."""
+"""Statements with clauses for which Seamark once returned wrong rows."""
 OF_TRINO = (
     "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
     "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",

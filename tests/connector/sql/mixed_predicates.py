@@ -62,7 +62,7 @@ class MixedPredicates:
         )
 
     def of_trino(self, p: str = "") -> str:
-        """Return a predicate, which may be of a kind that only Trino runs."""
+        """Return a predicate that Trino supports. Other engines may not support it."""
         column = self._rng.choice((*NUMBERS, *TIMES))
         one, two, three = (self.operand(column) for _ in range(3))
         negated = self._rng.choice(("", "NOT "))

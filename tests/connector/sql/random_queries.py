@@ -130,7 +130,7 @@ class RandomQueries:
         rows = f"{self._table()} q{where}"
         low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
         between = f"a.{column} BETWEEN {low} AND {high}"
-        if self._rng.random() < 0.3 and column != "x":  # engines differ in extremes of NaN
+        if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
             extreme = self._rng.choice(("min", "max"))
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
             name, value = self._rng.choice((("m", "m.e"), ("n", "n.l")))

@@ -107,7 +107,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
 
     They have the same meaning in plain DuckDB, except for names that DuckDB generates.
     """
-    told, seed = Counter[str](), first_seed()
+    counts, seed = Counter[str](), first_seed()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
         statements = Statements(rng, mixed_cases=False, recursive_share=0)
@@ -128,7 +128,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     expected = answer(connection, text)
                 except duckdb.Error:
                     continue
-                told["queries"] += 1
+                counts["queries"] += 1
                 try:
                     query = translate(parse(text).tree, lambda node, kinds=kinds: kinds[node.name.lower()], NOW)
                 except (UnsupportedInDuckDB, BadRequest):
@@ -137,9 +137,9 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     name = quoted(stored[table.node.name.lower()].name)
                     columns = ", ".join(f"{quoted(one)} AS c{at}" for at, one in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
-                told["translated"] += 1
+                counts["translated"] += 1
                 assert answer(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"
-    assert told["translated"] > 0.3 * told["queries"], told
+    assert counts["translated"] > 0.3 * counts["queries"], counts
 
 
 @pytest.mark.parametrize(

@@ -38,31 +38,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def check(url: str, seed: int, queries: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     drawn = RandomQueries(random.Random(seed), "db")
     with SqlSession(url) as session:
         for number in range(queries):
             text = drawn.query()
             pruned = session.sql(text)
-            told["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
-            told["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
+            counts["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
+            counts["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
             found = rows_of(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 whole = session.sql(text)
                 assert all(one.files == one.considered_files for one in whole.explanation.tables)
                 assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
-    return told
+    return counts
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), examples(60, 20))
-    assert told["files left out"] > 0
+    counts = check(served.url, first_seed(), examples(60, 20))
+    assert counts["files left out"] > 0
 
 
 @pytest.mark.slow
 def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), 1000)
-    assert told["files left out"] > 100
+    counts = check(served.url, first_seed(), 1000)
+    assert counts["files left out"] > 100
 
 
 def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:

@@ -32,7 +32,7 @@ TPCH = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-def translated(text: str) -> DuckDBQuery:
+def translate_text(text: str) -> DuckDBQuery:
     return translate(parse(text).tree, lambda _: COLUMNS, NOW)
 
 
@@ -67,21 +67,21 @@ def translated(text: str) -> DuckDBQuery:
 )
 def test_functions_that_are_not_listed_are_not_translated(text: str) -> None:
     with pytest.raises((UnsupportedInDuckDB, BadRequest)):
-        translated(text)
+        translate_text(text)
 
 
 def test_each_column_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Counter[str]()
 
-    def counted(field: VisibleColumn, qualifiers: tuple[str, ...]) -> bool:
+    def count_calls(field: VisibleColumn, qualifiers: tuple[str, ...]) -> bool:
         calls[field.name] += 1
         return is_qualified(field, qualifiers)
 
     is_qualified = scopes._is_qualified
-    monkeypatch.setattr(scopes, "_is_qualified", counted)
+    monkeypatch.setattr(scopes, "_is_qualified", count_calls)
     names = [f"c{number}" for number in range(300)]
     outputs = ", ".join(f"id AS {name}" for name in names)
-    translated(f"SELECT {outputs} FROM s.t ORDER BY {', '.join(f'{name} + 1' for name in names)}")
+    translate_text(f"SELECT {outputs} FROM s.t ORDER BY {', '.join(f'{name} + 1' for name in names)}")
     assert calls["id"] == len(names)
     assert {calls[name] for name in names} == {1}
 
@@ -138,7 +138,7 @@ def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
 )
 def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
     with pytest.raises((BadRequest, UnsupportedInDuckDB)):
-        translated(text)
+        translate_text(text)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
     ],
 )
 def test_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
-    found = translated(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
+    found = translate_text(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 AS SELECT * FROM (VALUES ('a_b'), ('ab'), ('b'), (NULL)) AS t (c2)")
         assert list(found.tables[0].used) == ["name"]
@@ -172,7 +172,7 @@ def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> Non
         None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
         for text in texts
     ]
-    found, twice = (translated(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    found, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
@@ -182,7 +182,7 @@ def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> Non
 
 
 def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
-    found = translated('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
+    found = translate_text('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
     source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"
     expected = ("SELECT r0.c0 AS c0, r0.c2 AS c1", f"FROM {source}", "WHERE (r0.c2 = 'it''s')")
     assert found.text == " ".join(expected)
@@ -210,7 +210,7 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
 )
 def test_invalid_query_is_refused_with_its_reason(text: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
-        translated(text)
+        translate_text(text)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_invalid_query_is_refused_with_its_reason(text: str, why: str) -> None:
     ],
 )
 def test_expression_has_the_type_that_trino_gives_it(text: str, kind: SqlType) -> None:
-    assert translated(f"SELECT {text} FROM s.t").columns[0][1] == kind
+    assert translate_text(f"SELECT {text} FROM s.t").columns[0][1] == kind
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A Seamark that a test plays, and a rewriter that sends its requests to it."""
+"""A scripted Seamark server, and a rewriter that sends its requests to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables; tests script both."""
+"""A scripted coordinator with Trino's client protocol, and a scripted Seamark that makes plan tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from aiohttp import web
 
 from seamark.connector.trino.protocol.accepted_logins import TARGET
-from tests.connector.trino.rig import Fake, faked
+from tests.connector.trino.rig import Fake, fake_server
 
 PLAN_ID = 4711471147
 """The id of each plan that the played Seamark makes."""
 Page = dict[str, Any]
-"""A page of an answer: the test gives its content, and the server adds the fields that follow from its place.
+"""A page of an answer. The test gives its content, and the server adds the fields that follow from its position.
 
 The server waits `wait` seconds before it sends the page.
 """
@@ -29,14 +29,14 @@ QUEUED: Page = {"stats": {"state": "QUEUED"}}
 PLANNING: Page = {"stats": {"state": "PLANNING"}}
 
 
-def failed(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
+def failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
     error = {"message": message, "errorName": name, "errorType": kind, "errorCode": 1}
     return {"error": error, "stats": {"state": "FAILED"}}
 
 
 @dataclass
 class Trino:
-    """A coordinator that a test plays.
+    """A scripted coordinator.
 
     `asked` has the statements, `fetched` the tokens of requested pages, and `deleted` the tokens of cancelled
     statements.
@@ -111,14 +111,14 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             page["nextUri"] = f"{base}/v1/statement/{stage}/{number}/slug/{token + 1}"
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
-    async with faked(answer) as fake:
+    async with fake_server(answer) as fake:
         trino = Trino(fake)
         yield trino
 
 
 @dataclass
 class Seamark:
-    """A Seamark that a test plays: `asked` has (path, body) of plan requests, `renewed` those of lease requests."""
+    """A scripted Seamark. `asked` has (path, body) of plan requests, and `renewed` has those of lease requests."""
 
     fake: Fake
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -153,6 +153,6 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
         return web.json_response({**usual, **sizes, **made})
 
-    async with faked(answer) as fake:
+    async with fake_server(answer) as fake:
         seamark = Seamark(fake)
         yield seamark

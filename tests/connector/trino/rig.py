@@ -21,7 +21,7 @@ CATALOG = "lake"
 
 @dataclass
 class Fake:
-    """A server that a test plays.
+    """A scripted server.
 
     `seen` has the method, target, headers and body of each request.
     """
@@ -34,7 +34,9 @@ class Fake:
 
 
 @asynccontextmanager
-async def faked(answer: Callable[[Fake, web.BaseRequest, bytes], Awaitable[web.StreamResponse]]) -> AsyncIterator[Fake]:
+async def fake_server(
+    answer: Callable[[Fake, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[Fake]:
     """Yield a server. `answer` receives each request after its body was read and recorded in `seen`."""
     fake = Fake()
 
@@ -85,7 +87,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
+async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
     """Yield a running proxy.
 
     Its `http` client does not decompress and follows no redirects, so tests see raw answers.

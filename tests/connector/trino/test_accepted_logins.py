@@ -13,7 +13,7 @@ from seamark.connector.trino.protocol import accepted_logins as module
 from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
 from seamark.connector.trino.protocol.coordinators import Coordinator
 from tests.connector.trino.protocol import END, ROWS, Page, fake_seamark, fake_trino
-from tests.connector.trino.rig import Fake, Rig, faked, proxied
+from tests.connector.trino.rig import Fake, Rig, fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
@@ -26,17 +26,17 @@ async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **heade
     return str(answer["X-Seamark-Plan"])
 
 
-def _played(statement: str) -> list[Page]:
+def _play(statement: str) -> list[Page]:
     return [ROWS, END]
 
 
 async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() -> None:
-    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
         assert seamark.asked == seamark.fake.seen == []
-        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses them.
+        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
         for _ in range(3):
             assert await _ask(rig, "Basic right") in ("rewritten", "planned")
         assert len(seamark.asked) == 3
@@ -49,21 +49,21 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 429, 500, 503])
 async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
-    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         trino.login_status = lambda credentials: status
         assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
         assert seamark.fake.seen == []
 
 
 async def test_login_of_single_use_is_not_checked() -> None:
-    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
         assert (trino.logins, seamark.fake.seen, trino.asked) == ([], [], [STATEMENT])
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_S", 0.05)
-    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         trino.login_wait_s = 0.3
         assert await _ask(rig, "Basic right") == "unchanged; Trino has not accepted the login"
         await asyncio.sleep(0.5)  # The decision comes after the statement.
@@ -141,7 +141,7 @@ async def test_answers_do_not_reveal_the_software_version() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for method, target in (
             ("GET", "/seamark/healthz"),
             ("GET", "/seamark/metrics"),

@@ -1,4 +1,7 @@
-"""The circuit breaker of a failing server: it opens for growing times, and one request tries it then."""
+"""Tests of the circuit breaker of a failing server.
+
+It opens for growing times, and then one request tries the server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Hands:
         return self.now_s
 
 
-def opened(hands: Hands) -> Breaker:
+def open_breaker(hands: Hands) -> Breaker:
     breaker = Breaker(hands)
     for _ in range(FAILURES_MAX):
         assert breaker.allow_request()
@@ -41,7 +44,7 @@ def test_breaker_opens_only_after_failures_in_a_row() -> None:
 
 def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
     hands = Hands()
-    breaker = opened(hands)
+    breaker = open_breaker(hands)
     hands.now_s += BACKOFF_S
     assert [breaker.allow_request() for _ in range(3)] == [True, False, False]
     breaker.record_success()
@@ -51,7 +54,7 @@ def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
 
 def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
     hands = Hands()
-    breaker = opened(hands)
+    breaker = open_breaker(hands)
     waits = []
     for _ in range(10):
         begun_s = hands.now_s
@@ -65,7 +68,7 @@ def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
 
 def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
     hands = Hands()
-    breaker = opened(hands)
+    breaker = open_breaker(hands)
     for _ in range(100):
         breaker.record_failure()
     hands.now_s += BACKOFF_S
@@ -74,7 +77,7 @@ def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
 
 def test_trial_without_a_result_is_followed_by_another() -> None:
     hands = Hands()
-    breaker = opened(hands)
+    breaker = open_breaker(hands)
     hands.now_s += BACKOFF_S
     assert breaker.allow_request()
     hands.now_s += BACKOFF_S

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import Fake, Rig, faked, listening, proxied
+from tests.connector.trino.rig import Fake, Rig, fake_server, listening, run_proxy
 from tests.server.test_connections import Wire
 from tests.services.authority import Authority
 from tests.waits import until
@@ -26,7 +26,7 @@ async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Respons
     return web.Response(body=b"%d bytes" % len(body))
 
 
-async def connected(
+async def connect(
     stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> Wire:
     port = int(rig.url.rpartition(":")[2])
@@ -34,7 +34,7 @@ async def connected(
     return await stack.enter_async_context(Wire(*opened))
 
 
-async def answered(wire: Wire) -> bool:
+async def is_answered(wire: Wire) -> bool:
     await wire.send(ASK)
     return (await wire.answer())[0] == 200
 
@@ -45,28 +45,28 @@ def head(path: str, *headers: str) -> bytes:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(begun: bytes) -> None:
-    async with faked(echo) as trino, proxied(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         await wire.send(begun)
         assert b"HTTP/1.1 408 " in await wire.rest()
 
 
 async def test_idle_connection_is_closed_after_its_time() -> None:
-    async with faked(echo) as trino, proxied(trino.url, idle_timeout_s=0.5) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
-        assert await answered(wire)
+    async with fake_server(echo) as trino, run_proxy(trino.url, idle_timeout_s=0.5) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
+        assert await is_answered(wire)
         assert await wire.rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
-    async with faked(echo) as trino, proxied(trino.url, connections=8) as rig, AsyncExitStack() as stack:
-        old = await connected(stack, rig)
-        assert await answered(old)
+    async with fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
+        old = await connect(stack, rig)
+        assert await is_answered(old)
         for number in range(30):
-            await connected(stack, rig, f"127.0.0.{2 + number % 4}")
-        fresh = await connected(stack, rig, "127.0.0.9")
-        assert await answered(fresh)
-        assert await answered(old)
+            await connect(stack, rig, f"127.0.0.{2 + number % 4}")
+        fresh = await connect(stack, rig, "127.0.0.9")
+        assert await is_answered(fresh)
+        assert await is_answered(old)
 
 
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
@@ -76,16 +76,20 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
         await go.wait()
         return web.Response(text="late")
 
-    async with faked(wait) as trino, proxied(trino.url, connections_per_address=2) as rig, AsyncExitStack() as stack:
-        wires = [await connected(stack, rig) for _ in range(2)]
+    async with (
+        fake_server(wait) as trino,
+        run_proxy(trino.url, connections_per_address=2) as rig,
+        AsyncExitStack() as stack,
+    ):
+        wires = [await connect(stack, rig) for _ in range(2)]
         for wire in wires:
             await wire.send(ASK)
         async with asyncio.timeout(60):
             while len(trino.seen) < 2:
                 await asyncio.sleep(0.01)
-        third = await connected(stack, rig)
+        third = await connect(stack, rig)
         assert (await third.answer())[0] == 429
-        other = await connected(stack, rig, "127.0.0.2")
+        other = await connect(stack, rig, "127.0.0.2")
         await other.send(ASK)
         go.set()
         for wire in (*wires, other):
@@ -94,8 +98,8 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
 
 @pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
 async def test_header_above_the_size_limit_is_refused(fields: int, size: int) -> None:
-    async with faked(echo) as trino, proxied(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         await wire.send(ASK[:-2])
         for number in range(fields):
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
@@ -105,8 +109,8 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
 
 
 async def test_bodies_and_answers_do_not_count_as_headers() -> None:
-    async with faked(echo) as trino, proxied(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         for _ in range(3):
             await wire.send(head("/v1/x", "Content-Length: 100000"))
             for _ in range(10):
@@ -119,8 +123,8 @@ async def test_bodies_and_answers_do_not_count_as_headers() -> None:
 @pytest.mark.parametrize("announced", [True, False])
 async def test_large_body_is_refused(path: str, announced: bool) -> None:
     limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
-    async with faked(echo) as trino, proxied(trino.url, **limits) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         if announced:
             await wire.send(head(path, "Content-Length: 10001"))
         else:
@@ -130,15 +134,15 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
         status, body = await wire.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
         assert trino.seen == []
-        fits = await connected(stack, rig)
+        fits = await connect(stack, rig)
         await fits.send(head(path, "Content-Length: 10000") + b"x" * 10_000)
         assert await fits.answer() == (200, b"10000 bytes")
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
 async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
-    async with faked(echo) as trino, proxied(trino.url, body_timeout_s=0.3) as rig, AsyncExitStack() as stack:
-        stops, dribbles = await connected(stack, rig), await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url, body_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+        stops, dribbles = await connect(stack, rig), await connect(stack, rig)
         for wire in (stops, dribbles):
             await wire.send(head(path, "Content-Length: 1000") + b"x")
 
@@ -166,7 +170,7 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
 
     # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
     # for the client.
-    async with listening(take_slowly) as trino, proxied(trino, body_timeout_s=1.0) as rig:
+    async with listening(take_slowly) as trino, run_proxy(trino, body_timeout_s=1.0) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
@@ -182,8 +186,8 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
             ended.set()
 
     ended = asyncio.Event()
-    async with listening(endless) as trino, proxied(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with listening(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await wire.send(ASK)
         async with asyncio.timeout(60):
@@ -199,8 +203,8 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
     ],
 )
 async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, status: int) -> None:
-    async with faked(echo) as trino, proxied(trino.url) as rig, AsyncExitStack() as stack:
-        wire = await connected(stack, rig)
+    async with fake_server(echo) as trino, run_proxy(trino.url) as rig, AsyncExitStack() as stack:
+        wire = await connect(stack, rig)
         with structlog.testing.capture_logs() as events:
             await wire.send(raw)
             answer = await wire.rest()
@@ -223,16 +227,20 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(authority.certificate, authority.key)
     trusted = ssl.create_default_context(cafile=str(authority.file))
-    async with faked(echo) as trino, proxied(trino.url, tls=served, connections=8) as rig, AsyncExitStack() as stack:
-        old = await connected(stack, rig, tls=trusted)
-        assert await answered(old)
-        silent = [await connected(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
-        fresh = await connected(stack, rig, tls=trusted)
+    async with (
+        fake_server(echo) as trino,
+        run_proxy(trino.url, tls=served, connections=8) as rig,
+        AsyncExitStack() as stack,
+    ):
+        old = await connect(stack, rig, tls=trusted)
+        assert await is_answered(old)
+        silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
+        fresh = await connect(stack, rig, tls=trusted)
         reading = [asyncio.create_task(wire.rest()) for wire in silent]
         await until(lambda: sum(one.done() for one in reading) >= 30 - 8)
         assert {one.result() for one in reading if one.done()} == {b""}
-        assert await answered(old)
-        assert await answered(fresh)
+        assert await is_answered(old)
+        assert await is_answered(fresh)
         for one in reading:
             one.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
@@ -242,9 +250,9 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
-    async with faked(echo) as trino, proxied(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
+    async with fake_server(echo) as trino, run_proxy(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
         for begun in (b"", b"\x16\x03\x01", ASK):
-            wire = await connected(stack, rig)
+            wire = await connect(stack, rig)
             await wire.send(begun)
             assert b"HTTP" not in await wire.rest()
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied
+from tests.connector.trino.rig import Fake, fake_server, listening, nowhere, run_proxy
 from tests.waits import until
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def names(headers: object) -> set[str]:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
 async def test_requests_are_forwarded_unchanged(method: str) -> None:
-    async with faked(echo) as trino, proxied(trino.url) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         target = "/v1/query/a%2Fb%20c/%7E;x?q=%26+1&empty=&%C3%A9"
         given = {
             "X-Trino-User": "müller".encode().decode("latin-1"),
@@ -49,7 +49,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         sent = [("X-Trino-Session", "a=1"), ("X-Trino-Prepared-Statement", "p=q"), ("X-Trino-Session", "b=2")]
         _, headers, _ = await rig.ask("GET", "/v1/info", headers=sent)
         assert headers.getall("Set-Cookie") == ["a=1; Path=/ui; HttpOnly", "b=2"]
@@ -63,7 +63,7 @@ async def test_connection_headers_are_not_forwarded() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         sent = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "Proxy-Authorization": "Basic x"}
         _, headers, _ = await rig.ask("GET", "/v1/info", headers={**sent, "X-Seamark": "off"})
         assert names(trino.seen[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
@@ -77,7 +77,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
         **{"X-Forwarded-Server": "x", "Proxy-Ssl-Id": "x", "Proxy-Auth-Cert": "x"},
     }
-    async with faked(echo) as trino, proxied(trino.url) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
         heard = {
             name: value for name, value in trino.seen[0][2].items() if name.lower() in {one.lower() for one in lies}
@@ -95,7 +95,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
 
 async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
     sent = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
-    async with faked(echo) as trino, proxied(trino.url, trust_forwarded=True) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**sent, "X-Forwarded-Prefix": "/lake/"})
         heard = trino.seen[0][2]
         assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
@@ -109,7 +109,7 @@ async def test_compressed_bodies_are_forwarded_unchanged() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         sent = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
         for target in ("/v1/spooled/download/1", "/v1/statement"):
             _, headers, body = await rig.ask("POST", target, data=packed, headers=sent)
@@ -120,7 +120,7 @@ async def test_compressed_bodies_are_forwarded_unchanged() -> None:
 
 
 async def test_proxy_adds_only_forwarding_headers() -> None:
-    async with faked(echo) as trino, proxied(trino.url) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         host, port = rig.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /v1/info HTTP/1.0\r\n\r\n")
@@ -135,7 +135,7 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(2):  # The connection still works for the second request.
             found, headers, body = await rig.ask(method, "/v1/statement/executing/x")
             assert (found, body, headers["ETag"]) == (status, b"", '"1"')
@@ -145,7 +145,7 @@ async def test_redirects_are_passed_to_the_client() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         status, headers, _ = await rig.ask("GET", "/v1/spooled/download/1")
         assert (status, headers["Location"]) == (303, "http://storage.example/segment")
 
@@ -154,7 +154,7 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         long = "p=" + "x" * 300_000
         _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long})
         assert headers["X-Trino-Added-Prepare"] == long
@@ -176,11 +176,11 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await response.write_eof()
         return response
 
-    async with listening(answer) as trino, proxied(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as got:
+    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as got:
         await got.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held = sent - MIB
-        assert held < 24 * MIB, held  # Most of it is in buffers of sockets.
+        assert held < 24 * MIB, held  # Most of the answer is in buffers of sockets.
         size = MIB
         async for chunk in got.content.iter_any():
             size += len(chunk)
@@ -202,7 +202,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         await go_on.wait()
         yield b" " * MIB
 
-    async with listening(answer) as trino, proxied(trino, statement_bytes=1000) as rig:
+    async with listening(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
@@ -225,14 +225,14 @@ async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause
         await response.write_eof()
         return response
 
-    async with faked(answer) as trino, proxied(trino.url) as rig:
-        for _ in range(3):  # on one connection
+    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+        for _ in range(3):  # Both requests use one connection.
             status, _, body = await rig.ask("GET", "/v1/info")
             assert (status, body) == (200, b"".join(pieces))
 
 
 async def test_announced_content_length_is_kept() -> None:
-    async with faked(echo) as trino, proxied(trino.url, statement_bytes=1000) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
             await rig.ask("POST", "/v1/statement", data=b" " * size)
             headers = trino.seen[-1][2]
@@ -251,7 +251,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
             ended.set()
         return web.Response()
 
-    async with listening(answer) as trino, proxied(trino) as rig:
+    async with listening(answer) as trino, run_proxy(trino) as rig:
         asked = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
         await asyncio.wait_for(begun.wait(), 60)
         asked.cancel()
@@ -269,7 +269,7 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
         request.transport.abort()
         return response
 
-    async with listening(answer) as trino, proxied(trino) as rig:
+    async with listening(answer) as trino, run_proxy(trino) as rig:
         with pytest.raises(aiohttp.ClientPayloadError):
             await rig.ask("GET", "/v1/statement/executing/1")
         status, _, _ = await rig.ask("GET", "/seamark/healthz")
@@ -285,7 +285,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
         return web.Response(text="done")
 
     async with listening(answer) as trino, aiohttp.ClientSession() as http:
-        async with proxied(trino, drain_s=60.0) as rig:
+        async with run_proxy(trino, drain_s=60.0) as rig:
             asked = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
             await asyncio.wait_for(begun.wait(), 60)
         async with await asked as answered:
@@ -297,7 +297,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 
 async def test_error_of_an_unreachable_coordinator_names_it() -> None:
     gone = nowhere()
-    async with proxied(gone) as rig:
+    async with run_proxy(gone) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
             status, _, body = await rig.ask(method, target, data=b"SELECT 1" if method == "POST" else None)
             assert status == 502
@@ -310,13 +310,13 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with listening(answer) as trino, proxied(trino) as rig:
+    async with listening(answer) as trino, run_proxy(trino) as rig:
         status, _, _ = await rig.ask("POST", "/v1/statement", data=b"INSERT INTO t VALUES 1")
         assert status == 502
 
 
 async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
-    async with faked(echo) as one, faked(echo) as two, proxied(one.url, two.url) as rig:
+    async with fake_server(echo) as one, fake_server(echo) as two, run_proxy(one.url, two.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert (len(one.seen), len(two.seen)) == (2, 2)
@@ -329,20 +329,20 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
-        async with proxied(one.url, nowhere()) as other:
+        async with run_proxy(one.url, nowhere()) as other:
             status, _, body = await other.ask("GET", f"{prefixes[two.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
             assert (await other.ask("GET", f"{prefixes[one.url]}/v1/statement/queued/1"))[0] == 200
 
 
 async def test_single_coordinator_gets_no_prefix() -> None:
-    async with faked(echo) as trino, proxied(trino.url) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert "X-Forwarded-Prefix" not in trino.seen[0][2]
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
-    async with faked(echo) as up, proxied(nowhere(), up.url) as rig:
+    async with fake_server(echo) as up, run_proxy(nowhere(), up.url) as rig:
         for number in range(4):
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
@@ -355,7 +355,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
 
 
 async def test_health_and_metrics_are_answered_without_trino() -> None:
-    async with proxied(nowhere()) as rig:
+    async with run_proxy(nowhere()) as rig:
         status, _, body = await rig.ask("GET", "/seamark/healthz")
         assert (status, b'"draining":false' in body) == (200, True)
         await rig.ask("GET", "/v1/info")
@@ -367,7 +367,7 @@ async def test_health_and_metrics_are_answered_without_trino() -> None:
 
 async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
     hidden = nowhere()
-    async with proxied(hidden) as rig:
+    async with run_proxy(hidden) as rig:
         for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):
             _, headers, body = await rig.ask("GET", path)
             assert hidden not in body.decode() + str(dict(headers)), path
@@ -377,7 +377,7 @@ async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
 async def test_logs_do_not_contain_the_secrets_of_query_results(
     several: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with faked(echo) as trino, proxied(trino.url, *[nowhere()] * several) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url, *[nowhere()] * several) as rig:
         prefix = rig.proxy._coordinators.all[0].prefix
         for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
             assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200
@@ -393,12 +393,12 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     subprocess.run(["openssl", "req", "-x509", *kind, *made], check=True, capture_output=True)
     tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
-    async with faked(echo) as trino, proxied(trino.url, tls=tls) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
         assert trino.seen[0][2]["X-Forwarded-Proto"] == "https"
         # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
             server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
-        async with proxied(rig.url) as outer:
+        async with run_proxy(rig.url) as outer:
             status, _, body = await outer.ask("GET", "/v1/info")
             assert (status, b"certificate" in body.lower()) == (502, True)

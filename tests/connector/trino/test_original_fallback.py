@@ -23,13 +23,13 @@ from tests.connector.trino.protocol import (
     ROWS,
     Page,
     Trino,
-    failed,
+    failure_page,
     fake_seamark,
     fake_trino,
     rules_of,
     table,
 )
-from tests.connector.trino.rig import Rig, proxied
+from tests.connector.trino.rig import Rig, run_proxy
 from tests.waits import until
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -43,11 +43,11 @@ def playing(*pages: Page) -> Any:
 
 
 @asynccontextmanager
-async def staged(play: Any, *others: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_stage(play: Any, *others: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     async with (
         fake_trino(play) as trino,
         fake_seamark() as seamark,
-        proxied(trino.url, *others, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
+        run_proxy(trino.url, *others, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
     ):
         yield trino, rig
 
@@ -74,10 +74,10 @@ def no_plan(trino: Trino) -> list[str]:
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
-    async with staged(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
-        rows, error, told = await result(rig)
+    async with run_stage(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
+        rows, error, reported = await result(rig)
         assert (rows, error) == ([[1], [1]], None)
-        assert told.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
+        assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
@@ -86,24 +86,24 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize(
     "pages",
     [
-        [failed("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
-        [QUEUED, failed("TABLE_NOT_FOUND")],
-        [QUEUED, PLANNING, failed("PERMISSION_DENIED", "Cannot select from t")],
+        [failure_page("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
+        [QUEUED, failure_page("TABLE_NOT_FOUND")],
+        [QUEUED, PLANNING, failure_page("PERMISSION_DENIED", "Cannot select from t")],
         [
             QUEUED,
             {**END, "data": [], "stats": {"state": "RUNNING"}},
-            failed("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
+            failure_page("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
         ],
-        [QUEUED, failed("SYNTAX_ERROR", "line 1:30: mismatched input")],
+        [QUEUED, failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
     ],
 )
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
-    async with fake_trino(playing(*pages)) as other, staged(playing(*pages), *[other.url] * several) as (trino, rig):
-        rows, error, told = await result(rig)
+    async with fake_trino(playing(*pages)) as other, run_stage(playing(*pages), *[other.url] * several) as (trino, rig):
+        rows, error, reported = await result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
-        assert told == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
+        assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
         assert [len(trino.asked), len(other.asked)] == [2, 0]
         assert no_plan(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
@@ -111,24 +111,24 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
 
 
 async def test_client_gets_the_error_of_the_original_statement() -> None:
-    async with staged(lambda text: [QUEUED, failed("COLUMN_NOT_FOUND", text)]) as (trino, rig):
+    async with run_stage(lambda text: [QUEUED, failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
         _, error, _ = await result(rig)
         assert error == "COLUMN_NOT_FOUND"
         assert no_plan(trino) == [STATEMENT]
 
 
 @pytest.mark.parametrize(
-    "error", [failed("USER_CANCELED"), failed("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
+    "error", [failure_page("USER_CANCELED"), failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
-    async with staged(playing(QUEUED, error)) as (trino, rig):
+    async with run_stage(playing(QUEUED, error)) as (trino, rig):
         _, name, _ = await result(rig)
         assert name == error["error"]["errorName"]
         assert no_plan(trino) == []
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with staged(playing(QUEUED, ROWS, failed("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+    async with run_stage(playing(QUEUED, ROWS, failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
         rows, error, _ = await result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert no_plan(trino) == []
@@ -136,7 +136,7 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
 
 async def test_slow_statement_is_handed_over_to_the_client() -> None:
     slow = {**QUEUED, "wait": 0.2}
-    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
+    async with run_stage(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert len(trino.fetched) < 4  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
@@ -145,13 +145,13 @@ async def test_slow_statement_is_handed_over_to_the_client() -> None:
 
 
 async def test_proxy_follows_no_page_without_time_to_hold() -> None:
-    async with staged(playing(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
+    async with run_stage(playing(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with staged(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
+    async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
         assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
@@ -160,22 +160,22 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
-    async with staged(playing({"gone": True})) as (_, rig):
-        rows, _, told = await result(rig)
+    async with run_stage(playing({"gone": True})) as (_, rig):
+        rows, _, reported = await result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
-        assert told in ("original; ServerDisconnectedError", "original; ClientOSError")
+        assert reported in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
-    async with staged(playing({"status": 401})) as (trino, rig):
+    async with run_stage(playing({"status": 401})) as (trino, rig):
         status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert (status, headers["Set-Cookie"]) == (401, "token=0")
         assert no_plan(trino) == []
 
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
-    async with staged(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
+    async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
         asked.cancel()
@@ -183,7 +183,7 @@ async def test_client_that_disconnects_cancels_its_statement() -> None:
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
-    async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
         sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
         (_, _, posted, text), *followed = (asked for asked in trino.fake.seen if asked[1] != TARGET)
@@ -203,17 +203,17 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
     play = playing(QUEUED, ROWS, END)
-    async with fake_trino(play) as two, staged(play, two.url) as (one, rig):
+    async with fake_trino(play) as two, run_stage(play, two.url) as (one, rig):
         for _ in range(2):
-            rows, _, told = await result(rig)
+            rows, _, reported = await result(rig)
             assert rows == [[1]]
-            assert told.startswith("rewritten")
+            assert reported.startswith("rewritten")
         assert len(one.asked) == len(two.asked) == 1
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
-    broken = failed("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with staged(playing(QUEUED, broken)) as (trino, rig):
+    broken = failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
+    async with run_stage(playing(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
@@ -221,12 +221,12 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
 
 
 async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
-    async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
         trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
-        told = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert told.startswith("unchanged; recently, Trino could not read its plans")
+        reported = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
+        assert reported.startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
         assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.asked) == 2 * FAILURES_MAX + 3
@@ -238,7 +238,7 @@ FREE = rules_of(table())
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "expected"),
     [
         (FREE, "rewritten"),
         (rules_of(table(filters=["a = 1"])), "planned"),
@@ -246,13 +246,13 @@ FREE = rules_of(table())
         (rules_of(table(), table("u", filters=["a = 1"])), "planned"),
     ],
 )
-async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], told: str) -> None:
+async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
     for switched_on in (False, True):
-        async with staged(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+        async with run_stage(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
             rows, _, said = await result(rig)
             assert rows == [[1]]
-            assert said == told or (switched_on and told == "rewritten" and "files=3/100" in said)
+            assert said == expected or (switched_on and expected == "rewritten" and "files=3/100" in said)
             assert ("3/100" in said) == (switched_on and rules is FREE)
 
 
@@ -271,10 +271,10 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
 )
 @pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
-    async with staged(playing(*pages)) as (trino, rig):
+    async with run_stage(playing(*pages)) as (trino, rig):
         trino.rules = rules
-        rows, error, told = await result(rig)
-        assert (rows, error, told) == ([["the original's"]], None, "planned")
+        rows, error, reported = await result(rig)
+        assert (rows, error, reported) == ([["the original's"]], None, "planned")
         assert no_plan(trino) == [STATEMENT]
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
@@ -282,7 +282,7 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """The tables that it reads are unknown until Trino has analysed it."""
     slow = {**QUEUED, "wait": 0.2}
-    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    async with run_stage(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
         assert (await result(rig))[0] == [["the original's"]]
         assert no_plan(trino) == [STATEMENT]
@@ -290,14 +290,14 @@ async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
 
 async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
-        async with staged(playing(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
+        async with run_stage(playing(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
             assert (await result(rig))[0] == [[1]]
             assert trino.judged == ["q0"] * rules
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
     for rules, kept in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
-        async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+        async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
             assert len(no_plan(trino)) == kept
@@ -310,7 +310,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
     slow = {"stats": {"state": state}, "wait": 1.5}
-    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
+    async with run_stage(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -320,10 +320,10 @@ async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
     async with (
         fake_trino(playing()) as trino,
         fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
-        proxied(trino.url, seamark=seamark.url) as rig,
+        run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        _, _, told = await result(rig)
-        assert told == "planned"
+        _, _, reported = await result(rig)
+        assert reported == "planned"
 
 
 # Queries that stay unchanged
@@ -335,10 +335,10 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with staged(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, told = await result(rig, UNCHANGED)
+    async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
+        rows, error, reported = await result(rig, UNCHANGED)
         assert (rows, error) == ([[1]], None)
-        assert told == "unchanged; it has no condition that could leave out files"
+        assert reported == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")
@@ -346,7 +346,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 
 @pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
 async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(statement: str) -> None:
-    async with staged(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
         assert trino.fetched == []
@@ -354,10 +354,15 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
 
 @pytest.mark.parametrize(
     "page",
-    [failed("SYNTAX_ERROR"), END, {**ROWS, "stats": {"state": "QUEUED"}}, {"status": 503, "stats": {"state": ""}}],
+    [
+        failure_page("SYNTAX_ERROR"),
+        END,
+        {**ROWS, "stats": {"state": "QUEUED"}},
+        {"status": 503, "stats": {"state": ""}},
+    ],
 )
 async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
-    async with staged(lambda _: [QUEUED, page, END]) as (_, rig):
+    async with run_stage(lambda _: [QUEUED, page, END]) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         answer = json.loads(body)
         assert "data" not in answer
@@ -367,7 +372,7 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
 
 async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
-    async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         assert len(trino.fetched) < 5  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
@@ -375,7 +380,7 @@ async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: py
 
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
+    async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
         await until(lambda: (0, 1) in trino.fetched)
         asked.cancel()
@@ -383,6 +388,6 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
-    async with staged(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
+    async with run_stage(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         assert (status, trino.asked) == (502, [UNCHANGED])

@@ -14,7 +14,7 @@ from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
-from tests.connector.trino.rig import proxied
+from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 SLOW = RewriteLimits(budget_s=10)
@@ -62,7 +62,7 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
         AsyncExitStack() as stack,
         fake_seamark() as seamark,
         fake_trino(lambda _: [END]) as other,
-        proxied(
+        run_proxy(
             trino.url,
             *[other.url] * several,
             seamark=seamark.url,
@@ -100,7 +100,7 @@ async def test_plans_of_a_running_statement_are_not_renewed() -> None:
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
     async with AsyncExitStack() as there, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
         seamark = await there.enter_async_context(fake_seamark())
-        async with proxied(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:
+        async with run_proxy(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:
             _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
             await there.aclose()
             await asyncio.sleep(0.3)

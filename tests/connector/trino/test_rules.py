@@ -15,7 +15,7 @@ JOINED = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiti
 VIEWED = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
-def judged(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
+def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
     return check_access(json.dumps(rules_of(*tables, **properties)).encode(), used)
 
 
@@ -46,19 +46,19 @@ def judged(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> Rule
 def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
     used: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
-    assert judged(used, *tables) is verdict
+    assert check(used, *tables) is verdict
 
 
 def test_explain_is_forbidden_if_any_rule_applies() -> None:
     """EXPLAIN ANALYZE shows counts of rows and files."""
     explained = PlanInputs({T: frozenset({"x"})}, explains=True)
-    assert judged(explained, table("t")) is RuleDecision.NO_RULES
-    assert judged(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
+    assert check(explained, table("t")) is RuleDecision.NO_RULES
+    assert check(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
 def test_partition_filter_requirement_of_the_session_is_respected(value: str, verdict: RuleDecision) -> None:
-    assert judged(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
+    assert check(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])

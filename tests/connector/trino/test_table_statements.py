@@ -22,8 +22,8 @@ from seamark.connector.jobs.statements import (
     StatementResult,
 )
 from seamark.connector.trino.protocol import table_statements
-from tests.connector.trino.protocol import END, PLANNING, Page, Trino, failed, fake_trino, rules_of, table
-from tests.connector.trino.rig import Rig, proxied
+from tests.connector.trino.protocol import END, PLANNING, Page, Trino, failure_page, fake_trino, rules_of, table
+from tests.connector.trino.rig import Rig, run_proxy
 
 SESSION = {"X-Trino-User": "anna", "X-Trino-Catalog": "lake", "X-Trino-Schema": "db"}
 MERGE = "ALTER TABLE t MERGE FILES"
@@ -33,7 +33,7 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class Jobs:
-    """Jobs that a test plays: `ran` has those that ran, and `ends` lets them end."""
+    """Simulated jobs. `ran` has the jobs that have started, and `ends` lets them end."""
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,17 +58,17 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 
 @asynccontextmanager
-async def rigged(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_rig(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
 
     def play(text: str) -> list[Page]:
         if refused and refused in text:
-            return [PLANNING, failed("PERMISSION_DENIED", f"Access Denied: {text}")]
+            return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
     async with (
         fake_trino(play) as trino,
-        proxied(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
+        run_proxy(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
     ):
         yield trino, rig
 
@@ -90,7 +90,7 @@ async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
-    async with rigged() as (trino, rig):
+    async with run_rig() as (trino, rig):
         begun = await post(rig, MERGE)
         assert begun["stats"]["state"] == "RUNNING"
         jobs.ends.set()
@@ -108,7 +108,7 @@ async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
 
 
 async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs) -> None:
-    async with rigged() as (trino, rig):
+    async with run_rig() as (trino, rig):
         jobs.ends.set()
         await follow(rig, await post(rig, DROP))
         assert trino.asked == [
@@ -121,7 +121,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs)
 @pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
 async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, refused: str) -> None:
-    async with rigged(refused) as (_, rig):
+    async with run_rig(refused) as (_, rig):
         answer = await follow(rig, await post(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.ran == []
@@ -138,7 +138,7 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, 
     ],
 )
 async def test_row_filter_or_mask_forbids_the_statement(jobs: Jobs, rules: dict[str, Any]) -> None:
-    async with rigged() as (trino, rig):
+    async with run_rig() as (trino, rig):
         trino.rules = rules
         for text in (MERGE, DROP):
             answer = await follow(rig, await post(rig, text))
@@ -148,7 +148,7 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: Jobs, rules: dict[
 
 async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
     jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
-    async with rigged() as (_, rig):
+    async with run_rig() as (_, rig):
         answer = await follow(rig, await post(rig, DROP))
         assert answer["error"]["message"] == "x is required"
         assert answer["stats"]["state"] == "FAILED"
@@ -156,7 +156,7 @@ async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
 
 
 async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
-    async with rigged() as (_, rig):
+    async with run_rig() as (_, rig):
         begun = await post(rig, MERGE)
         while not jobs.ran:
             await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
 
 
 async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
-    async with rigged() as (_, rig):
+    async with run_rig() as (_, rig):
         begun = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
         refused = await post(rig, MERGE)
@@ -194,20 +194,20 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
     ],
 )
 async def test_other_statements_go_to_trino(jobs: Jobs, text: str, headers: dict[str, str]) -> None:
-    async with rigged() as (trino, rig):
+    async with run_rig() as (trino, rig):
         await post(rig, text, **headers)
         assert trino.asked == [text]
         assert jobs.ran == []
 
 
 async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> None:
-    async with rigged(maintenance=0) as (trino, rig):
+    async with run_rig(maintenance=0) as (trino, rig):
         await post(rig, MERGE)
         assert trino.asked == [MERGE]
 
 
 async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
-    async with rigged() as (trino, rig):
+    async with run_rig() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
         assert refused["error"]["errorName"] == "NOT_SUPPORTED"

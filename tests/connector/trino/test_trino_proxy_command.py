@@ -18,7 +18,7 @@ from tests.services.trino_proxy import trino_proxy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--catalog", "lake"], "--trino"),
         (["--trino", "http://t:1"], "--catalog"),
@@ -31,10 +31,10 @@ from tests.services.trino_proxy import trino_proxy
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
     ],
 )
-def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], told: str) -> None:
+def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], expected: str) -> None:
     done = CliRunner().invoke(cli, ["trino-proxy", "--url", "http://s:1", "--port", "0", *arguments])
     assert done.exit_code == 2, done.output
-    assert told in " ".join(done.output.split())
+    assert expected in " ".join(done.output.split())
 
 
 def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "land": pa.array([land] * len(ids), pa.string())})
 
 
-def seen(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
-    """Return ids by land, as PyIceberg reads them."""
+def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
+    """Return the ids that PyIceberg reads, by land."""
     found: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
@@ -63,7 +63,7 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
     assert answer["operation"] == "append"
     assert answer["summary"]["added-records"] == "3"
     assert answer["summary"]["job"] == "nightly"
-    assert seen(client) == {"de": [1, 2], None: [3]}
+    assert ids_by_land(client) == {"de": [1, 2], None: [3]}
     for index in client.indexes("db.t"):
         assert (index.files, index.lag_files) == (2, 0), index.name
     found = client.lookup("db.t", {"id": [2, 3, 4]})
@@ -74,7 +74,7 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
 def test_append_with_too_many_index_files_succeeds_with_fewer(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = 40  # The limit of both sides is a thousand otherwise.
+    limit = 40  # Otherwise the client and the server allow a thousand files.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
@@ -82,24 +82,24 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     written = WrittenFiles.join(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
     assert len(written.index_files) > limit
     into.commit(client, written)
-    assert seen(client) == {"de": list(range(tasks))}
+    assert ids_by_land(client) == {"de": list(range(tasks))}
     puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
-    told = client.indexes("db.t")
-    assert sum(one.files for one in told) == limit
-    assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - limit
+    reported = client.indexes("db.t")
+    assert sum(one.files for one in reported) == limit
+    assert sum(one.lag_files for one in reported) == tasks * len(INDEXED) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
     for one in range(5):
         append(client, "db.b", rows(one, one + 100))
-    assert seen(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
+    assert ids_by_land(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
 
 
 def test_append_of_no_rows_commits_nothing(client: IndexClient, served: Served) -> None:
     assert append(client, "db.t", rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
-    assert seen(client) == {}
+    assert ids_by_land(client) == {}
     assert served.written_files() == set()
 
 
@@ -113,7 +113,7 @@ def test_append_with_a_repeated_producer_sequence_is_committed_once(client: Inde
     assert (first["duplicate"], again["duplicate"]) == (False, True)
     assert again["snapshot-id"] == first["snapshot-id"]
     append(client, "db.t", rows(2), producer=("job", 2))
-    assert seen(client) == {"de": [1, 2]}
+    assert ids_by_land(client) == {"de": [1, 2]}
 
 
 def test_files_of_a_commit_with_a_lost_answer_are_kept(
@@ -121,15 +121,15 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
 ) -> None:
     commit = CommitClient.commit
 
-    def asked_again(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def commit_twice(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         commit(self, table, body)
         return commit(self, table, body)
 
-    monkeypatch.setattr(CommitClient, "commit", asked_again)
+    monkeypatch.setattr(CommitClient, "commit", commit_twice)
     answer = append(client, "db.t", rows(1, 2), producer=("job", 1))
     assert answer is not None
     assert answer["duplicate"]
-    assert seen(client) == {"de": [1, 2]}
+    assert ids_by_land(client) == {"de": [1, 2]}
     assert len(served.written_files()) == 4
 
 
@@ -138,18 +138,18 @@ def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClie
     answer = overwrite_partitions(client, "db.t", [rows(7), rows(8, land=None)])
     assert answer is not None
     assert answer["operation"] == "overwrite"
-    assert seen(client) == {"de": [7], "fr": [3], None: [8]}
+    assert ids_by_land(client) == {"de": [7], "fr": [3], None: [8]}
 
 
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
 def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
     append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
     overwrite(client, "db.t", rows(9), where=where)
-    assert seen(client) == {"de": [9], "fr": [3]}
+    assert ids_by_land(client) == {"de": [9], "fr": [3]}
     overwrite(client, "db.t", rows(), where=where)
-    assert seen(client) == {"fr": [3]}
+    assert ids_by_land(client) == {"fr": [3]}
     overwrite(client, "db.t", rows(5, land="it"))
-    assert seen(client) == {"it": [5]}
+    assert ids_by_land(client) == {"it": [5]}
 
 
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
@@ -160,14 +160,14 @@ def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: Inde
     with pytest.raises(BadRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
     assert served.written_files() == before
-    assert seen(client) == {"de": [1, 2]}
+    assert ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
 def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
     with catalog_at(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
-    # No predicate is true for it: as a float, its value is not 0.1.
+    # No predicate matches this value: as a float, it is not 0.1.
     stored = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", stored)
     with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
@@ -211,7 +211,7 @@ def test_invalid_rows_change_nothing(client: IndexClient, served: Served) -> Non
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
     assert served.written_files() == set()
-    assert seen(client) == {}
+    assert ids_by_land(client) == {}
 
 
 def test_conflicting_overwrite_is_refused_and_leaves_no_file(
@@ -234,7 +234,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
         overwrite(client, "db.t", rows(9), where="land = 'de'")
     assert caught.value.status == 409
     assert served.written_files() == before | kept
-    assert seen(client) == {"de": [1, 2]}
+    assert ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
@@ -250,7 +250,7 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     monkeypatch.setattr(CommitClient, "commit", lost)
     with pytest.raises(type(error)):
         append(client, "db.t", rows(1, 2))
-    assert seen(client) == {"de": [1, 2]}
+    assert ids_by_land(client) == {"de": [1, 2]}
     assert len(served.written_files()) == 4
 
 
@@ -263,7 +263,7 @@ def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:
         table.manage_snapshots().create_branch(snapshot.snapshot_id, "audit").commit()
     append(client, "db.t", rows(2), branch="audit")
     overwrite_partitions(client, "db.t", rows(3), branch="audit")
-    assert seen(client) == {"de": [1]}
+    assert ids_by_land(client) == {"de": [1]}
     with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         branch = table.snapshot_by_name("audit")
@@ -276,15 +276,15 @@ def test_append_is_refused_if_another_table_has_taken_the_name(
 ) -> None:
     commit = CommitClient.commit
 
-    def replaced(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def replace_and_commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         with catalog_at(client.url) as catalog:
             catalog.drop_table("db.b")
             catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
         return commit(self, table, json.loads(json.dumps(body)))
 
-    monkeypatch.setattr(CommitClient, "commit", replaced)
+    monkeypatch.setattr(CommitClient, "commit", replace_and_commit)
     with pytest.raises(Refused) as caught:
         append(client, "db.b", rows(1))
     assert caught.value.status == 409
     monkeypatch.setattr(CommitClient, "commit", commit)
-    assert seen(client, "db.b") == {}
+    assert ids_by_land(client, "db.b") == {}

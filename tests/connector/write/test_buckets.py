@@ -17,7 +17,7 @@ from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
-from tests.connector.write.test_upserts import create, held, rows
+from tests.connector.write.test_upserts import create, read_rows, rows
 from tests.support.commands import invoke_seamark
 
 
@@ -30,14 +30,14 @@ def ids(keys: list[int], land: str | None = None) -> pa.Table:
     return rows(*((key, land) for key in keys))
 
 
-def loaded(client: IndexClient) -> dict[str, Any]:
+def load_metadata(client: IndexClient) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
     return found
 
 
 def fields(client: IndexClient) -> list[tuple[str, str, int]]:
     """Return (name, transform, field id) of each field in the default spec."""
-    metadata = loaded(client)
+    metadata = load_metadata(client)
     spec = next(one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"])
     return [(one["name"], one["transform"], one["field-id"]) for one in spec["fields"]]
 
@@ -149,25 +149,25 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
 def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", ids([1, 2, 3], "de"))
-    before = loaded(client)
+    before = load_metadata(client)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
     assert fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
         ("p2", "truncate[2]", 1002),
     ]
-    after = loaded(client)
+    after = load_metadata(client)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed <= {"partition-specs", "default-spec-id", "last-partition-id", "last-updated-ms", "metadata-log"}
-    assert held(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
+    assert read_rows(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
 
 
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=64)  # A resize can double the buckets several times.
-    location = loaded(client)
+    location = load_metadata(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
-    assert loaded(client) == location
+    assert load_metadata(client) == location
 
 
 def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient) -> None:
@@ -216,7 +216,7 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
         ("bucket[8]", 1003),
     ]
     append(client, "db.t", ids([7], "it"))
-    assert [one[:2] for one in held(client)] == [
+    assert [one[:2] for one in read_rows(client)] == [
         *((n, "de") for n in (1, 2, 3)),
         *((n, "fr") for n in (4, 5, 6)),
         (7, "it"),
@@ -237,8 +237,8 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
     ]
-    for wanted, told in cases:
-        with pytest.raises(BadRequest, match=told):
+    for wanted, expected in cases:
+        with pytest.raises(BadRequest, match=expected):
             resize(client, "db.t", buckets=wanted)
         assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
@@ -281,10 +281,10 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
 def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client, spec=[("bucket[8]", 1)])
 
-    def refused(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise Conflict("Requirement failed", status=409)
 
-    monkeypatch.setattr(buckets, "_update", refused)
+    monkeypatch.setattr(buckets, "_update", refuse)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     with pytest.raises(Conflict):
         resize(client, "db.t", buckets=16)
@@ -295,7 +295,7 @@ def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient)
     with ThreadPoolExecutor(6) as pool:
         done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
     assert {one.result().buckets for one in done} == {16}
-    assert len(loaded(client)["partition-specs"]) == 2
+    assert len(load_metadata(client)["partition-specs"]) == 2
 
 
 def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
@@ -333,9 +333,9 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
     assert "4 files (" in seamark(client, "db.t")[1]
     _, text = seamark(client, "db.t", "--json")
-    (told,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
-    assert (told["buckets"], told["advice"], len(told["sizes"]), told["shared-files"]) == (8, 8, 8, 4)
-    assert sum(one["rows"] for one in told["sizes"]) == 1000
+    (reported,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
+    assert (reported["buckets"], reported["advice"], len(reported["sizes"]), reported["shared-files"]) == (8, 8, 8, 4)
+    assert sum(one["rows"] for one in reported["sizes"]) == 1000
 
 
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:
@@ -351,7 +351,7 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("db.nope",), 1, "does not exist"),
         (("t",), 2, "not the name of a table"),
     ]
-    for arguments, code, told in cases:
+    for arguments, code, expected in cases:
         found, text = seamark(client, *arguments)
-        assert (found, told in text) == (code, True), (arguments, text)
+        assert (found, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

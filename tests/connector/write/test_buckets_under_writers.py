@@ -1,7 +1,7 @@
-"""The number of buckets doubles while writers commit.
+"""Tests that double the number of buckets while writers commit.
 
-No commit fails or is repeated because of it. Every snapshot matches a plain dict, by Seamark's reader and
-by PyIceberg. The dict knows rows and no buckets.
+No commit fails or is repeated because of it. Every snapshot matches a plain dict, with Seamark's reader and with
+PyIceberg. The dict contains rows and no buckets.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_buckets import bucket
-from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
-from tests.connector.write.test_upserts_history import Step, in_model
+from tests.connector.write.test_upserts_history import Step, model_rows
 from tests.waits import block_until
 
 DOUBLINGS = (16, 32, 64)
@@ -82,16 +82,16 @@ class Writers:
             if len(self.taken) >= until or self.stop.is_set():
                 return
             time.sleep(0.01)
-        raise AssertionError("the writers stand still")
+        raise AssertionError("the writers make no progress")
 
     def wait_for_both(self, steps: int) -> None:
         """Wait until each of the two writers has committed `steps` steps."""
 
-        def taken() -> bool:
+        def have_both_committed() -> bool:
             appends = sum(one.step.kind == "append" for one in list(self.taken.values()))
             return min(appends, len(self.taken) - appends) >= steps
 
-        block_until(lambda: taken() or self.stop.is_set())
+        block_until(lambda: have_both_committed() or self.stop.is_set())
 
 
 def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
     """Return a writer that upserts some of 300 keys, whole rows or one column."""
     rng = random.Random(seed)
 
-    def made(number: int) -> Step:
+    def make_step(number: int) -> Step:
         given = [row(rng, key, number) for key in rng.sample(range(300), 6)]
         return Step(number, rng.choice(("upsert", "partial")), given, None, mode)
 
@@ -112,20 +112,20 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
         said = {"step": str(step.number)}
         return upsert(client, "db.t", given, keys=["id"], columns=columns, mode=mode, summary=said)
 
-    return made, write
+    return make_step, write
 
 
 def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
-    def made(number: int) -> Step:
+    def make_step(number: int) -> Step:
         return Step(number, "append", [row(rng, next(fresh), number) for _ in range(4)])
 
     def write(client: IndexClient, step: Step) -> None:
         append(client, "db.t", pa.Table.from_pylist(step.rows, ARROW), summary={"step": str(step.number)})
 
-    return made, write
+    return make_step, write
 
 
 def double(client: IndexClient, writers: Writers) -> None:
@@ -142,7 +142,7 @@ def snapshots(client: IndexClient) -> list[dict[str, Any]]:
 
 
 def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, note: str) -> None:
-    """Check that every snapshot is the snapshot before plus its step, and that each step is there exactly once."""
+    """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
     left = dict(taken)
     with catalog_at(client.url) as catalog:
@@ -150,16 +150,18 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
         for one in snapshots(client):
             number = int(one["summary"]["step"])
             model = left.pop(number).step.on(model)
-            wanted, told = in_model(model), f"{note}, after step {number}"
-            assert held(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, told
+            wanted, message = model_rows(model), f"{note}, after step {number}"
+            assert read_rows(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
-                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, told
+                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, message
     assert left == {}, f"{note}: these steps are lost"
 
 
 def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> None:
-    """Check that each data file has the spec that was the default, and that its rows belong to its bucket."""
+    """Check that each data file has the spec that was the default at its commit, and that its rows belong to its
+    bucket.
+    """
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
     for one in snapshots(client):
@@ -232,7 +234,7 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (again.attempts, again.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
-    lands = [one[1] for one in held(client)]
+    lands = [one[1] for one in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20
 
 
@@ -252,7 +254,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     meanwhile(monkeypatch, overtake)
     report = upsert(client, "db.t", rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
-    assert [one for one in held(client) if one[0] == 5] == [(5, "ours", 1, None)]
+    assert [one for one in read_rows(client) if one[0] == 5] == [(5, "ours", 1, None)]
 
     def elsewhere() -> None:
         resize(client, "db.t", buckets=32)
@@ -261,4 +263,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     meanwhile(monkeypatch, elsewhere)
     report = upsert(client, "db.t", rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
-    assert {one[0]: one[1] for one in held(client)} == dict.fromkeys(range(40), "old") | {5: "again", other: "theirs"}
+    assert {one[0]: one[1] for one in read_rows(client)} == dict.fromkeys(range(40), "old") | {
+        5: "again",
+        other: "theirs",
+    }

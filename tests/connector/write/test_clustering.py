@@ -1,4 +1,4 @@
-"""Space-filling curves visit neighbours, and ranks and keys match a brute-force computation in plain Python."""
+"""Tests that space-filling curves visit neighbours, and that ranks and keys equal those of plain Python."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int,
 
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) -> None:
-    def interleaved(point: Any) -> int:
+    def interleave(point: Any) -> int:
         digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
         return int(digits, 2)
 
     points = grid(axes, bits)
-    assert along(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleaved)
+    assert along(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleave)
 
 
 def test_pieces_of_the_hilbert_curve_are_smaller_than_pieces_of_the_z_order() -> None:
@@ -217,7 +217,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
 def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
     schema = FACTS.schema
     nested = pa.table({"id": [10], "tags": [["a"]]})
-    for by, joins, told in (
+    for by, joins, expected in (
         ([], {}, "by which"),
         (["no"], {}, "no column 'no'"),
         (["customer.no"], JOINS, "no column 'customer.no'"),
@@ -232,7 +232,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
             "columns of several tables",
         ),
     ):
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=expected):
             Attributes(by, joins, schema)
     assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
 
@@ -277,14 +277,14 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
     bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
     equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
 
-    def opened(cuts: npt.NDArray[np.intp]) -> float:
+    def mean_opened_files(cuts: npt.NDArray[np.intp]) -> float:
         total = 0
         for column in ("a", "b"):
             for part in np.split(rows[column].to_numpy()[order], cuts):
                 total += len(part) * (int(part.max()) - int(part.min()) + 1)
         return total / 2 / len(keys) / 1000
 
-    assert opened(bounds) < (0.97 if curve == "hilbert" else 0.75) * opened(equal)
+    assert mean_opened_files(bounds) < (0.97 if curve == "hilbert" else 0.75) * mean_opened_files(equal)
 
 
 def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
@@ -297,7 +297,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
     assert clustering.groups == ((0, 1), (2,), (3,))
 
-    def opened(chosen: Clustering) -> float:
+    def mean_opened_files(chosen: Clustering) -> float:
         """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
         order = np.argsort(to_sortable_keys(chosen.keys(table)), kind="stable")
         counts = []
@@ -308,7 +308,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
                 counts.append(int(((files.max(axis=1) >= low) & (files.min(axis=1) <= low + width)).sum()))
         return float(np.mean(counts))
 
-    assert opened(clustering) < 0.9 * opened(replace(clustering, groups=()))
+    assert mean_opened_files(clustering) < 0.9 * mean_opened_files(replace(clustering, groups=()))
     assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
 
 

@@ -1,4 +1,4 @@
-"""Located upserts beside a stream of equality upserts: other keys are no conflict, and no writer starves."""
+"""Tests of located upserts beside a stream of equality upserts: other keys do not conflict, and no writer starves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.seeds import quick
 SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
 
 
-def filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
+def create_filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
     create(client, version=version, spec=SPECS[spec], **table)
     append(client, "db.t", rows(*((key, "old", 0) for key in range(200))))
 
@@ -67,7 +67,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(client, version, spec, properties=BY_ID if indexed else {})
+    create_filled(client, version, spec, properties=BY_ID if indexed else {})
     others = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], strategy=EQUALITY))
     ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
@@ -88,7 +88,7 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
 def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     client: IndexClient, version: int, spec: str, deletes: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(client, version, spec)
+    create_filled(client, version, spec)
 
     def other() -> None:
         if deletes:
@@ -118,7 +118,7 @@ def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monk
 def test_delete_by_another_column_conflicts_with_equality_deletes(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(client, 3, "whole")
+    create_filled(client, 3, "whole")
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((7, "x")), keys=["id"], strategy=EQUALITY))
     assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
     assert not {7, 31} & lands(client).keys()
@@ -130,7 +130,7 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
     """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
-    filled(client, 3, spec)
+    create_filled(client, 3, spec)
     with stream(client.url, list(range(0, 200, 2))) as done:
         for number in range(3):
             ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))

@@ -1,4 +1,4 @@
-"""The client of the commit route, as a writer uses it: over the port, pickled, refused, repeated."""
+"""Tests of the client of the commit route: requests over the port, pickling, refused and repeated commits."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def rows(ids: range | list[int], seed: str = "") -> pa.Table:
 
 
 def read(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """Return the rows as Seamark's reader reads them, which applies all kinds of deletes."""
+    """Return the rows that Seamark's reader returns. It applies all kinds of deletes."""
     return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
 
 
 def read_stock(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """Return the rows as PyIceberg reads them, which does not support equality deletes."""
+    """Return the rows that PyIceberg returns. It does not support equality deletes."""
     return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
 
 
@@ -140,7 +140,7 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         write = compaction.rewrite_rows
         calls: list[int] = []
 
-        def meddled(*given: Any) -> Any:
+        def write_and_change(*given: Any) -> Any:
             written = write(*given)
             calls.append(1)
             if len(calls) == 2:
@@ -148,7 +148,7 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
                 upsert(client, "db.t", rows([100, 101, 102]), keys=["id"])
             return written
 
-        monkeypatch.setattr(compaction, "rewrite_rows", meddled)
+        monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
         report = compact(client, "db.t")
         assert (len(calls), report.commits, report.conflicts) == (3, 1, 2)
         assert read(client) == Counter(tuple(row.values()) for row in rows([100, 101, 102]).to_pylist())
@@ -211,13 +211,13 @@ def test_random_histories_with_compactions_keep_the_rows(
 
     numbers = iter(range(10_000))
 
-    def meddled(*given: Any) -> Any:
+    def write_and_change(*given: Any) -> Any:
         written = write(*given)
         if rng.random() < 0.5:
             change(next(numbers))
         return written
 
-    monkeypatch.setattr(compaction, "rewrite_rows", meddled)
+    monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
     compactions = 0
     with catalog_at(served.url) as catalog:
@@ -333,14 +333,14 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
-        def rolled_back(*given: Any) -> Any:
+        def write_and_roll_back(*given: Any) -> Any:
             written = write(*given)
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
             return written
 
         disk = set(served.home.rglob("*.parquet"))
         with monkeypatch.context() as context:
-            context.setattr(compaction, "rewrite_rows", rolled_back)
+            context.setattr(compaction, "rewrite_rows", write_and_roll_back)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
         assert read(client) == before
@@ -388,14 +388,14 @@ def test_upgrade_during_a_compaction_is_a_conflict(
             upsert(client, "db.t", rows([number]), keys=["id"])
         write = compaction.rewrite_rows
 
-        def upgraded(*given: Any) -> Any:
+        def write_and_upgrade(*given: Any) -> Any:
             written = write(*given)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
             upsert(client, "db.t", rows([100]), keys=["id"])
             return written
 
         with monkeypatch.context() as context:
-            context.setattr(compaction, "rewrite_rows", upgraded)
+            context.setattr(compaction, "rewrite_rows", write_and_upgrade)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
         before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))

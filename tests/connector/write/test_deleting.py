@@ -52,7 +52,7 @@ def path_of(file: dict[str, Any]) -> Path:
 
 
 def rows_of(file: dict[str, Any], path: str) -> list[int]:
-    """Return the positions of a data file in a delete file, as the server reads it."""
+    """Return the deleted positions of the data file `path` that the server reads from a delete file."""
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
@@ -242,20 +242,20 @@ def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[
 
 
 def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None:
-    def made(version: int) -> tuple[TableMetadata, Deletes]:
+    def table_and_deletes(version: int) -> tuple[TableMetadata, Deletes]:
         metadata = table(tmp_path, SCHEMA, version=version)
         return metadata, Deletes(Storage(), metadata)
 
     row = [DeletedRows("file:///a", 0, [], longs(1))]
     for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
-        metadata, reader = made(version)
+        metadata, reader = table_and_deletes(version)
         assert write_deletes(target(metadata), row, reader).files[0]["file-format"] == form
     for refused in (
-        lambda to: write_deletes(to, row, made(1)[1]),
+        lambda to: write_deletes(to, row, table_and_deletes(1)[1]),
         lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
-            refused(target(made(1)[0]))
+            refused(target(table_and_deletes(1)[0]))
 
 
 def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:

@@ -27,14 +27,14 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
 from tests.seeds import quick
 
 
 def lands(client: IndexClient) -> dict[int, str]:
-    found = held(client)
+    found = read_rows(client)
     assert len({one[0] for one in found}) == len(found)
     return {one[0]: one[1] for one in found}
 
@@ -198,7 +198,7 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs", 2)), keys=["id"], strategy=EQUALITY))
     report = upsert(client, "db.t", rows((1, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert report.attempts == 2
-    assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
+    assert read_rows(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
 def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
@@ -208,14 +208,14 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
     append(client, "db.t", rows((1, "old"), (2, "old")))
     fresh: set[Any] = set()
 
-    def resized() -> None:
+    def resize_and_upsert() -> None:
         before = served.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
         fresh.update(served.written_files() - before)
 
     before = served.written_files()
-    meanwhile(monkeypatch, resized)
+    meanwhile(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
@@ -228,7 +228,7 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     create(client, spec=[("bucket[2]", 1)])
     append(client, "db.t", rows(*((key, "old") for key in range(10))))
 
-    def compacted() -> None:
+    def compact() -> None:
         """Split the buckets as a table service does."""
         resize(client, "db.t", buckets=4)
         opened = open_table(client, "db.t", CURRENT)
@@ -238,7 +238,7 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
         body = {"operation": "replace", "add": list(written.files), "remove": removed}
         commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
 
-    meanwhile(monkeypatch, compacted)
+    meanwhile(monkeypatch, compact)
     report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
@@ -269,7 +269,7 @@ class Unlocated(Step):
             delete(client, name, keys=given.select(["id"]), summary=said, strategy=EQUALITY)
 
 
-def mixed(rng: random.Random, count: int) -> list[Step]:
+def mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     made: list[Step] = []
     for step in steps(rng, count, MODES):
@@ -299,7 +299,7 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    taken = {one.number: one for one in mixed(random.Random(seed), count)}
+    taken = {one.number: one for one in mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
         early = [one for one in taken.values() if one.number <= count // turns + writers]

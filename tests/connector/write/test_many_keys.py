@@ -1,6 +1,6 @@
-"""Plans that name many keys one by one leave out the files between the keys.
+"""Tests that plans which name many keys leave out the files between the keys.
 
-Index answers for many keys are accepted, however long they are.
+The client accepts index answers for many keys, however long they are.
 """
 
 from __future__ import annotations

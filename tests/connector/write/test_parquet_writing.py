@@ -37,7 +37,7 @@ from tests.connector.read import typed
 from tests.connector.write.written import (
     EVERY_TYPE,
     by_column,
-    conformed,
+    conform_rows,
     every_type,
     order,
     read_by_pyiceberg,
@@ -353,7 +353,7 @@ def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[st
 # Rows that do not fit
 
 
-def one(kind: Any, required: bool = False) -> Schema:
+def single_column(kind: Any, required: bool = False) -> Schema:
     return Schema((Field(1, "c", required, kind),))
 
 
@@ -405,7 +405,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, says: str
 ) -> None:
     with pytest.raises(Unwritable, match=says):
-        write(tmp_path, pa.table({"c": column}), one(kind))
+        write(tmp_path, pa.table({"c": column}), single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -434,7 +434,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     ],
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), one(kind))
+    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(kind))
     assert typed.all_same(typed.plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
@@ -451,20 +451,20 @@ def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: p
     ids=["large", "view", "a slice", "a null with elements"],
 )
 def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), one(ListType(2, "long", True)))
+    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
 def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -> None:
-    schema = one(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
+    schema = single_column(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
     file, metadata = write(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
     assert by_column(file["null-value-counts"]) == {2: 1}
     with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
-        write(tmp_path, pa.table({"c": [1, None, 3]}), one("int", required=True))
+        write(tmp_path, pa.table({"c": [1, None, 3]}), single_column("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
-        write(tmp_path, pa.table({"c": [{}]}), one(StructType((Field(2, "c", True, "int"),))))
+        write(tmp_path, pa.table({"c": [{}]}), single_column(StructType((Field(2, "c", True, "int"),))))
 
 
 def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
@@ -507,10 +507,10 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
 
 def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
-        write(tmp_path, pa.table({"c": [1], "d": [2]}), one("int"))
+        write(tmp_path, pa.table({"c": [1], "d": [2]}), single_column("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write(tmp_path, twice, one("int"))
+        write(tmp_path, twice, single_column("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -561,7 +561,7 @@ def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
         assert opened.schema_arrow.names == to.arrow.names
         read = opened.read()
-    expected = conformed(rows, to)
+    expected = conform_rows(rows, to)
     for name in ("st", "list", "map", "lists"):
         assert read[name].to_pylist() == expected[name].to_pylist()
     assert read["map"].to_pylist() == rows["map"].to_pylist()

@@ -16,7 +16,7 @@ from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import create, held, rows
+from tests.connector.write.test_upserts import create, read_rows, rows
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: In
     assert again is not None
     assert (again["duplicate"], again["snapshot-id"]) == (True, first["snapshot-id"])
     assert append(client, "db.t", rows()) is None, "without a producer there is nothing to record"
-    assert held(client) == []
+    assert read_rows(client) == []
 
 
 CHANGES: dict[str, Callable[..., Any]] = {
@@ -85,7 +85,7 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
     assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
         "the number decides, not the kind of the repeated change"
     )
-    assert [one[0] for one in held(client)] == [5, 9]
+    assert [one[0] for one in read_rows(client)] == [5, 9]
 
 
 def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
@@ -100,4 +100,4 @@ def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_l
     client._request("POST", "/v1/namespaces/db/register", {}, body)
     append(client, "db.t2", rows((5, "new", 7)))
     assert delete(client, "db.t2", keys=pa.table({"id": [5]}), producer=("job", 1)).duplicate
-    assert [one[0] for one in held(client, "db.t2")] == [5, 9]
+    assert [one[0] for one in read_rows(client, "db.t2")] == [5, 9]

@@ -16,7 +16,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import BY_ID, create, held, rows
+from tests.connector.write.test_upserts import BY_ID, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.seeds import quick
 
@@ -66,7 +66,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     with pytest.raises(Conflict, match="changed since snapshot"):
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode=mode, read_snapshot_id=snapshot)
     assert served.written_files() == before
-    assert (2, "a", 1, None) in held(client)
+    assert (2, "a", 1, None) in read_rows(client)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -77,7 +77,7 @@ def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient,
     upsert(client, "db.t", rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")  # This also moves row 1.
     report = upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (report.updated, report.attempts) == (1, 1)
-    assert held(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
+    assert read_rows(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
 
 
 def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClient) -> None:
@@ -90,7 +90,7 @@ def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClie
     upsert(client, "db.t", rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
     with pytest.raises(Conflict):
         upsert(client, "db.t", rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
-    assert held(client) == [(1, "a", 1, None), (2, "a", 1, None)]
+    assert read_rows(client) == [(1, "a", 1, None), (2, "a", 1, None)]
 
 
 def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> None:
@@ -138,7 +138,7 @@ def test_concurrent_increments_of_counters_lose_none(
     for one in threads:
         one.join()
     assert not failed
-    counters = {key: value for key, _, value, _ in held(client)}
+    counters = {key: value for key, _, value, _ in read_rows(client)}
     assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
     snapshots = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
     assert snapshots == [6]
@@ -165,10 +165,10 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     first = REPEATED[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
-    before, stored = held(client), served.written_files()
+    before, stored = read_rows(client), served.written_files()
     again = REPEATED[name](client, **how, producer=("counter", 3))
     assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
-    assert (held(client), served.written_files()) == (before, stored)
+    assert (read_rows(client), served.written_files()) == (before, stored)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATED[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):

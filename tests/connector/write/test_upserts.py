@@ -41,7 +41,7 @@ def create(
     properties: Mapping[str, str] | None = None,
     fields: Sequence[dict[str, Any]] = FIELDS,
 ) -> None:
-    """Create a table; `spec` has (transform, source id) of each partition field."""
+    """Create a table. `spec` has (transform, source id) of each partition field."""
     body: dict[str, Any] = {
         "name": name,
         "schema": {"type": "struct", "fields": list(fields)},
@@ -61,7 +61,7 @@ def rows(*given: tuple[Any, ...]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in given], ARROW)
 
 
-def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
+def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
     found = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
     return [tuple(one.values()) for one in found]
 
@@ -78,7 +78,7 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
     assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
     append(client, "db.t", rows((7, "it", 1)))
     report = upsert(client, "db.t", rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
-    assert held(client) == [
+    assert read_rows(client) == [
         (1, "de", 1, None),
         (2, "es", 2, None),
         (3, None, 1, None),
@@ -87,20 +87,20 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
     ]
     assert (report.inserted, report.updated, report.deleted, report.stale) == (1, 1, 0, 0)
     again = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
-    assert held(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
+    assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
     assert again.updated == 2
     gone = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
     assert (gone.deleted, gone.attempts) == (2, 1)
-    assert [one[0] for one in held(client)] == [2, 7, 9]
+    assert [one[0] for one in read_rows(client)] == [2, 7, 9]
     gone = delete(client, "db.t", where="ts = 1", mode=mode)
     assert gone.deleted == 1
-    assert [one[0] for one in held(client)] == [2, 9]
+    assert [one[0] for one in read_rows(client)] == [2, 9]
 
 
 # Files that are read and written
 
 
-def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
+def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
     """Create a table with the keys 0, 1, …
 
     The keys are in order over the files, or spread so that each file spans all of them.
@@ -116,7 +116,7 @@ def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool
 @pytest.mark.parametrize("indexed", quick([True, False], 1))
 def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClient, mode: str, indexed: bool) -> None:
     files, each = 40, 250
-    seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+    create_seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
     keys = list(range(3, 10_000, 997))
     holding = {(key % files if indexed else key // each) for key in keys}
     given = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
@@ -149,7 +149,7 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
 ) -> None:
     """This was the first use case of the project.
 
-    Keys are in order, 250 in each file; or every 400th key is in a file, so that only an index finds them.
+    Either each file has 250 consecutive keys, or each file has every 400th key, so that only an index finds the files.
     """
     create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
     ids = range(100_000)
@@ -195,20 +195,20 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
     create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
 
-    def of(ids: list[int]) -> pa.Array:
+    def key_array(ids: list[int]) -> pa.Array:
         return pa.array(ids if kind == "long" else [f"key-{one:05d}" for one in ids])
 
     for start in range(0, 2000, 200):
-        append(client, "db.ranged", pa.table({"id": of(list(range(start, start + 200)))}))
-    append(client, "db.t", pa.table({"id": of(list(range(2000)))}))
+        append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
+    append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
     chosen = [3, 5, *range(1000, 1008), 1995]
     for name, most in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
-        given = pa.table({"id": of(chosen)})
+        given = pa.table({"id": key_array(chosen)})
         report = upsert(client, f"db.{name}", given, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen), 0)
         assert 0 < report.files_read <= most
         found = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
-        assert sorted(found) == of(list(range(2000))).to_pylist()
+        assert sorted(found) == key_array(list(range(2000))).to_pylist()
 
 
 def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, served: Served) -> None:
@@ -220,7 +220,7 @@ def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, s
     assert (found.complete, found.rows.num_rows) == (False, 1)
     report = upsert(client, "db.t", rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted, report.files_read) == (2, 1, 1)
-    assert [one[:2] for one in held(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
 
 
 def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: Served) -> None:
@@ -233,7 +233,7 @@ def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: S
             file.write_bytes(data)
     report = upsert(client, "db.t", rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
-    assert [one[:2] for one in held(client)] == [(1, "old"), (2, "new"), (3, "new")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "old"), (2, "new"), (3, "new")]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -247,7 +247,7 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
     whole.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
     assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
-    assert [one[0] for one in held(client)] == [4]
+    assert [one[0] for one in read_rows(client)] == [4]
 
 
 # Precedence of rows
@@ -259,17 +259,17 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
     upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
     given = rows(
         (1, "b", 4),  # This row is older than the stored row.
-        (2, "b", None),  # It is as late as the stored row.
+        (2, "b", None),  # This row is as late as the stored row.
         (3, "x", 9),
-        (3, "b", 9),  # It is the last of the latest rows.
+        (3, "b", 9),  # This row is the last of the latest rows.
         (3, "x", 8),
         (3, "x", None),
-        (4, "b", 0),  # later than null
+        (4, "b", 0),  # Any value is later than null.
         (5, "b", None),
         (6, "b", None),  # Null is the earliest value.
     )
     report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
-    assert [one[:2] for one in held(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
     assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
 
 
@@ -291,11 +291,11 @@ def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) 
     upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
     given = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
     report = upsert(client, "db.t", given, keys=["id"], columns=["note"], mode=mode)
-    assert held(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
+    assert read_rows(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
     assert (report.inserted, report.updated) == (1, 1)
     assert report.files_read == 1
     every = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
-    assert held(client)[0] == (1, "it", 7, "z")
+    assert read_rows(client)[0] == (1, "it", 7, "z")
     assert every.updated == 1
 
 
@@ -304,7 +304,7 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
     append(client, "db.t", rows((1, "d", None, "w"), (2, "e", 1)))
     report = upsert(client, "db.t", rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
-    assert held(client) == [(1, "b", 3, "new"), (2, "e", 1, None)]
+    assert read_rows(client) == [(1, "b", 3, "new"), (2, "e", 1, None)]
     assert (report.updated, report.deleted) == (1, 3)
 
 
@@ -366,7 +366,7 @@ def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, pr
     append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
     report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
     assert (report.updated, report.inserted) == (1, 1)
-    found = sorted((one[0], str(one[1]), one[2]) for one in held(client))
+    found = sorted((one[0], str(one[1]), one[2]) for one in read_rows(client))
     assert found == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
 
 
@@ -398,7 +398,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         with pytest.raises(Unwritable, match=says):
             upsert(client, "db.t", given, **how)
         assert served.written_files() == before, says
-        assert held(client) == [(1, "de", None, None)], says
+        assert read_rows(client) == [(1, "de", None, None)], says
 
 
 def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
@@ -420,7 +420,7 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
     assert (report.files_written, report.files_removed) == (2, 0)
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
     assert (report.files_written, report.files_removed) == (1, 1)  # A new deletion vector replaces the first one.
-    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (3, "a")]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
@@ -437,7 +437,7 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
     else:
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
-    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (3, "a")]
     brought = [one for one in served.written_files() if "_seamark" in one.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), (
         "each commit keeps one index file, and the others are deleted"

@@ -1,4 +1,4 @@
-"""Upserts beside other writers: after conflicts, with lost answers, and eight at once."""
+"""Tests of upserts beside other writers: after conflicts, with lost answers, and by eight writers concurrently."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, held, rows
+from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, read_rows, rows
 from tests.seeds import quick
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
-    """Run each of the works before one commit, in turn. Return a list with the number of commit attempts."""
+    """Run the first of the works before the next commit, the second before the commit after it, and so on.
+
+    Return a list with the number of commit attempts.
+    """
     real, left, tried = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, tried[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
-    assert held(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
+    assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert len(served.written_files() - kept - set(fresh)) == report.files_written  # The first attempt left no file.
 
 
@@ -76,8 +79,8 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
         monkeypatch, lambda: append(client, "db.t", rows((7, "a"))), lambda: append(client, "db.t", rows((8, "a")))
     )
     report = upsert(client, "db.t", rows((7, "b")), keys=["id"])
-    assert (report.attempts, report.updated) == (2, 1)  # Row 8 is not one of its keys.
-    assert [one[:2] for one in held(client)] == [(1, "a"), (7, "b"), (8, "a")]
+    assert (report.attempts, report.updated) == (2, 1)  # Row 8 does not have one of the upserted keys.
+    assert [one[:2] for one in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
 
 def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
@@ -97,7 +100,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
-    assert held(client)[0][1] == "b"
+    assert read_rows(client)[0][1] == "b"
     assert served.written_files() == before | left
 
 
@@ -144,7 +147,7 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
     meanwhile(monkeypatch, other)
     with pytest.raises(Conflict):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
-    assert [one[0] for one in held(client)] == [5]
+    assert [one[0] for one in read_rows(client)] == [5]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -156,7 +159,7 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
     before = served.written_files()
     meanwhile(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
-    assert held(client) == [(1, "b", None, None), (2, "a", None, None)]
+    assert read_rows(client) == [(1, "b", None, None), (2, "a", None, None)]
     assert len(served.written_files() - before) == report.files_written  # No attempt left a file.
 
 
@@ -193,12 +196,12 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
-    assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
     stored = served.written_files()
     again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
     assert served.written_files() == stored
     assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
-    assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
 def at_once(client: IndexClient, works: Sequence[Any]) -> None:
@@ -232,8 +235,8 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     for keys in by_bucket:
         for turn in range(1, 6):
             wanted |= dict.fromkeys(keys[turn::3], turn)
-    assert {one[0]: one[2] for one in held(client)} == wanted
-    assert len(held(client)) == 400
+    assert {one[0]: one[2] for one in read_rows(client)} == wanted
+    assert len(read_rows(client)) == 400
 
 
 def file_keys(path: str) -> list[int]:
@@ -260,4 +263,9 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
 
     at_once(client, [writer(number) for number in range(8)])
     assert max(attempts) > 1
-    assert [(one[0], one[2]) for one in held(client)] == [(1, 31), (2, 30), (3, 31), *((10 + n, 3) for n in range(8))]
+    assert [(one[0], one[2]) for one in read_rows(client)] == [
+        (1, 31),
+        (2, 30),
+        (3, 31),
+        *((10 + n, 3) for n in range(8)),
+    ]

@@ -24,7 +24,7 @@ from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, held
+from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, read_rows
 
 Row = dict[str, Any]
 LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
@@ -135,7 +135,7 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
         )
 
 
-def in_model(model: dict[int, Row]) -> list[tuple[Any, ...]]:
+def model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
     return [tuple(model[one][column] for column in COLUMNS) for one in sorted(model)]
 
 
@@ -153,7 +153,7 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
 def judge(
     client: IndexClient, name: str, taken: dict[int, Step], note: str, *, version: int, every: int, writers: int
 ) -> None:
-    """Check each snapshot with Seamark's reader, and every few with PyIceberg if it supports the version."""
+    """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
     loaded = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
     seen: set[int] = set()
@@ -167,15 +167,15 @@ def judge(
                 assert number not in seen, f"{note}: step {number} is in two snapshots"
                 seen.add(number)
                 model = taken[number].on(model)
-                wanted, snapshot_id = in_model(model), snapshot["snapshot-id"]
-                told = f"{note}, after step {taken[number]}"
+                wanted, snapshot_id = model_rows(model), snapshot["snapshot-id"]
+                message = f"{note}, after step {taken[number]}"
                 last = place == len(snapshots) - 1
                 if place % every == 0 or last:
-                    assert held(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, told
+                    assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, message
                 if theirs is not None and (place % (5 * every) == 0 or last):
                     found = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
-                        told
+                        message
                     )
     assert taken.keys() == seen, f"{note}: these steps are lost: {[taken[one] for one in sorted(taken.keys() - seen)]}"
 
@@ -245,7 +245,7 @@ def play(
 
 
 QUICK = (1,)
-"""The shapes of the fast tests: both versions, both kinds of indexes, no bucket, and growing buckets."""
+"""The shapes of the fast tests: both versions, both kinds of indexes, no buckets, and growing buckets."""
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])

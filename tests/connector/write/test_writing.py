@@ -51,7 +51,7 @@ def rows(count: int, seed: int = 1) -> pa.Table:
     )
 
 
-def by_id(read: pa.Table) -> list[dict[str, Any]]:
+def rows_by_id(read: pa.Table) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = read.sort_by("id").to_pylist()
     return found
 
@@ -64,7 +64,7 @@ def ids_of(file: dict[str, Any]) -> list[int]:
 
 def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
-    assert by_id(read_by_pyiceberg(metadata, written.files)) == by_id(given)
+    assert rows_by_id(read_by_pyiceberg(metadata, written.files)) == rows_by_id(given)
     assert written.rows == given.num_rows
     values = {one["id"]: one for one in given.to_pylist()}
     for json in written.files:
@@ -101,7 +101,7 @@ LONG = {
     *(("little memory", "many partitions", order) for order in ORDERS),
     ("few files open", "many partitions", "sorted"),
 }
-"""The cases that write the most files. The fast tier has many partitions with the lowest limits, unsorted."""
+"""The cases that write the most files. The fast tests include many partitions with the lowest limits, unsorted."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
 ) -> None:
     by = order(*sorted_by) if sorted_by else order()
-    metadata = table(tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted(), properties=INDEXED)
+    metadata = table(
+        tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted_order(), properties=INDEXED
+    )
     given = rows(1500)
     written = write_batches(target(metadata), given.to_batches(max_chunksize=200), limits=limits)
     check(metadata, written, given)
@@ -136,7 +138,7 @@ def test_every_row_is_written_once_into_its_partition(
         assert present == sorted(present, key=str.encode, reverse=True)
 
 
-def _unsorted() -> Any:
+def _unsorted_order() -> Any:
     return table("file:///nowhere", SCHEMA).sort_orders[0]
 
 
@@ -168,7 +170,7 @@ def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
-    for by in (_unsorted(), order(("identity", 2, "asc", "nulls-first"))):
+    for by in (_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
         metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
         given = rows(120_000)
         written = write_batches(target(metadata), given.to_batches())
@@ -182,7 +184,7 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
-    """A writer uses Arrow's memory: at most some megabytes, and none after its end."""
+    """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[16]", 1)))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -217,13 +219,13 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
         most = max(most, len(opened))
         return begin(self, count)
 
-    def closed(self: FileWriter) -> dict[str, Any]:
+    def close_and_forget(self: FileWriter) -> dict[str, Any]:
         made = close(self)
         opened.discard(id(self))
         return made
 
     monkeypatch.setattr(FileWriter, "_open_writer", begun)
-    monkeypatch.setattr(FileWriter, "close", closed)
+    monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     given = rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
@@ -286,7 +288,9 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
 
     def there() -> dict[str, int]:
         listed = s3.client().list_objects_v2(Bucket=s3_bucket)
-        keys = [one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")]  # Arrow leaves folders.
+        keys = [
+            one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")
+        ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{one['Key']}": one["Size"] for one in keys}
 
     written = write_batches(to, given.to_batches())
@@ -321,14 +325,14 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
     metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
 
     def broken(*_: object) -> Any:
-        raise ValueError("no keys today")
+        raise ValueError("the key service does not answer")
 
     monkeypatch.setattr("seamark.connector.write.table_writer.keys_of_term", broken)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()
     assert [path for path, _ in written.skipped] == [written.files[0]["file-path"]] * 4
-    assert all("no keys today" in why for _, why in written.skipped)
+    assert all("the key service does not answer" in why for _, why in written.skipped)
 
 
 def test_used_target_can_be_pickled(tmp_path: Path) -> None:

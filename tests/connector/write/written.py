@@ -122,7 +122,7 @@ def read_by_pyiceberg(
     """Return all columns of these files."""
     theirs = their_metadata(metadata)
     scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
-    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # The scan reads the tasks twice.
+    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # The scan reads its tasks twice.
 
 
 def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
@@ -147,7 +147,7 @@ def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> p
     return pa.table(arrays)
 
 
-def conformed(rows: pa.Table, target: WriteTarget) -> pa.Table:
+def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
     batches = [conform(batch, target.schema, target.arrow) for batch in rows.to_batches()]
     return pa.Table.from_batches(batches, target.arrow)
 

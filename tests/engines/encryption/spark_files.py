@@ -1,6 +1,6 @@
-"""Write encrypted files with Spark, wait for a line, and read the files that were made of them.
+"""Write encrypted files with Spark, wait for a line of input, and read the merged files.
 
-It is a separate process, because a JVM reads its class path when it starts.
+The program is a separate process, because a JVM reads its class path when it starts.
 
     python -m tests.engines.encryption.spark_files FOLDER CLASSES
 """

@@ -1,4 +1,6 @@
-"""Encrypted files of Spark (parquet-java's key tools) and of pyarrow are merged, and Spark reads the result."""
+"""Tests that Spark reads the merged form of encrypted files, which Spark (parquet-java's key tools) and pyarrow
+wrote.
+"""
 
 from __future__ import annotations
 

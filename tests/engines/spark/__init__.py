@@ -1,1 +1,1 @@
-"""Unmodified Spark with the server's plans."""
+"""Tests of unmodified Spark with the server's plans."""

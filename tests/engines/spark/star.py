@@ -41,10 +41,10 @@ class Rig:
     def run(self, text: str) -> list[str]:
         return rows(self.spark.sql(text.replace("{db}", self.db)))
 
-    def ours(self, text: str, args: Any = None, **options: Any) -> list[str]:
+    def run_with_plans(self, text: str, args: Any = None, **options: Any) -> list[str]:
         return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
 
-    def told(self, text: str, args: Any = None) -> RewrittenQuery:
+    def rewrite(self, text: str, args: Any = None) -> RewrittenQuery:
         return rewrite_query(self.spark, text.replace("{db}", self.db), args)
 
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
@@ -53,13 +53,13 @@ class Rig:
         wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         done: list[RewrittenQuery] = []
 
-        def kept(*given: Any, **options: Any) -> RewrittenQuery:
+        def record_rewrite(*given: Any, **options: Any) -> RewrittenQuery:
             done.append(rewrite_query(*given, **options))
             return done[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queries, "rewrite_query", kept)
-            assert self.ours(text, args) == wanted, text
+            patch.setattr(queries, "rewrite_query", record_rewrite)
+            assert self.run_with_plans(text, args) == wanted, text
         (only,) = done
         return only
 

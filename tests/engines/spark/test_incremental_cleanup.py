@@ -1,8 +1,8 @@
-"""Iceberg's own clean-up deletes no live file.
+"""Tests that Iceberg's clean-up deletes no live file.
 
-The tests run it after the undo of a job, and on Puffin files with several vectors. Trino, Flink and
-programs call `expireSnapshots()` of Iceberg's Java library. It deletes the files that expired snapshots of
-the history have marked as removed, and does not check which files are live. Spark's procedure checks.
+The clean-up runs after the undo of a job, and on Puffin files with several vectors. Trino, Flink and other programs
+call `expireSnapshots()` of Iceberg's Java library. It deletes the files that expired snapshots of the history have
+marked as removed, and does not check whether they are live. Spark's procedure checks it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
-from tests.connector.jobs.test_expiration import needed, snapshots, stored
+from tests.connector.jobs.test_expiration import needed_files, snapshots, stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
@@ -39,11 +39,11 @@ from tests.services.spark import new_catalog
 SMALL = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS
-"""The time by which the server's clock is slow at first, because Iceberg writes no metadata of the future."""
+"""How far the server's clock is behind at first. Iceberg refuses to write metadata with a time in the future."""
 
 
 class Lake:
-    """A server and a Spark session; `catalog` is the server's name in Spark."""
+    """A server and a Spark session. `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = LateClock()
@@ -117,11 +117,11 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
-                if rng.random() < 0.5:  # Otherwise the undone snapshots stay at first.
+                if rng.random() < 0.5:  # Otherwise the expiration would keep the undone snapshots.
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
-                assert [path for path in needed(table) if not path.exists()] == []
+                assert [path for path in needed_files(table) if not path.exists()] == []
                 assert read(lake.client) == expected
                 assert lake.rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
@@ -135,7 +135,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
-    """Spark's writers and Seamark's replace each other's vectors."""
+    """Spark and Seamark replace each other's vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0
@@ -167,9 +167,9 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             lake.expire(by_procedure=False)
             table = catalog.load_table("db.t")
             assert len(snapshots(table)) == 1
-            assert [path for path in needed(table) if not path.exists()] == []
-            puffins = {path for path in stored(table) if path.suffix == ".puffin"}
-            assert puffins == {path for path in needed(table) if path.suffix == ".puffin"}
+            assert [path for path in needed_files(table) if not path.exists()] == []
+            puffins = {path for path in stored_files(table) if path.suffix == ".puffin"}
+            assert puffins == {path for path in needed_files(table) if path.suffix == ".puffin"}
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == lake.rows() == expected
             catalog.drop_table("db.t")

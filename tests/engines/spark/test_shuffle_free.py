@@ -1,6 +1,6 @@
-"""Buckets in Spark: an equality reads one of them, and joins and groupings by the key need no exchange.
+"""Tests of buckets in Spark: an equality reads one bucket, and joins and groupings by the key need no exchange.
 
-The plans are those that Spark has run. The rows are those of the same query when Spark shuffles everything.
+The tests check the plans that Spark has run. The expected rows are those of the same query with all shuffles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
             by = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
             spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {by}")
-            for start in (0, ROWS // 2):  # Each bucket has two files, so that groups must be read together.
+            for start in (0, ROWS // 2):  # Each bucket has two files, so that Spark has to read them as one group.
                 ids = range(start, start + ROWS // 2)
                 append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * one for one in ids]}))
         yield server
@@ -66,7 +66,7 @@ def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
     return found, len(re.findall(r"\bExchange\b", final))
 
 
-def shuffled(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
+def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     with conf(spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")):
         found, exchanges = run(spark.sql(query))
     assert exchanges >= 1
@@ -88,7 +88,7 @@ def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     found, exchanges = run(spark.sql(query))
     assert exchanges == 0
     assert len(found) == ROWS
-    assert found == shuffled(spark, query)
+    assert found == run_with_shuffles(spark, query)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     query = JOIN.format(left, right)
     found, exchanges = run(spark.sql(query))
     assert exchanges == 1
-    assert found == shuffled(spark, query)
+    assert found == run_with_shuffles(spark, query)
 
 
 def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
     found, exchanges = run(spark.sql(query))
     assert exchanges == 0
-    assert found == shuffled(spark, query) == [(one, one, 1) for one in range(ROWS)]
+    assert found == run_with_shuffles(spark, query) == [(one, one, 1) for one in range(ROWS)]
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark,
     )
     found, exchanges = run(spark.sql(query))
     assert exchanges == 0
-    assert found == shuffled(spark, query) == [(one, 3 * one) for one in range(101, ROWS)]
+    assert found == run_with_shuffles(spark, query) == [(one, 3 * one) for one in range(101, ROWS)]
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_join_with_a_resized_table_returns_the_right_rows(server: Seamark, spark
     spark.sql("INSERT INTO free.db.grown SELECT id, id FROM range(1000, 2000)")
     query = JOIN.format("grown", "eight")
     found, _ = run(spark.sql(query))
-    assert found == shuffled(spark, query) == [(one, one, one) for one in range(ROWS)]
+    assert found == run_with_shuffles(spark, query) == [(one, one, one) for one in range(ROWS)]
 
 
 def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spark: SparkSession) -> None:
@@ -143,7 +143,7 @@ def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spar
             # Each file has ids of one half of the table, so bounds keep one of the bucket's two files.
             assert len(kept) == 1
             others = [Path(path.removeprefix("file://")) for path in everything if path not in kept]
-            for path in others:  # The other files are moved away, which proves that Spark does not open them.
+            for path in others:  # The test moves the other files away, which proves that Spark does not open them.
                 path.rename(path.with_suffix(".away"))
             try:
                 assert spark.table("free.db.eight").where(f"id = {key}").collect() == [(key, key)]

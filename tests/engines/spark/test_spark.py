@@ -1,4 +1,4 @@
-"""Unmodified Spark 4.1: common SQL statements of data engineers work, and reads return the right rows."""
+"""Tests of unmodified Spark 4.1: common SQL statements of data engineers work, and reads return the right rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of Spark's Parquet writer are merged into one by copies, and Spark reads all rows.
+"""Tests that copies merge files of Spark's Parquet writer into one file, and that Spark reads all rows.
 
 Spark uses the page indexes and Bloom filters of the copy. Tasks merge encrypted tables with keys from the
 environment.
@@ -58,7 +58,7 @@ def rows(frame: DataFrame) -> list[str]:
     return sorted(repr(row) for row in frame.collect())
 
 
-def scanned(frame: DataFrame) -> tuple[list[Any], int]:
+def collect_with_scanned_rows(frame: DataFrame) -> tuple[list[Any], int]:
     """Return the rows, and the number of rows that the scan passed to the filter."""
     found = frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
@@ -114,14 +114,14 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
     copied = spark.read.parquet(str(out))
-    found, read = scanned(copied.where("id = 30123"))
+    found, read = collect_with_scanned_rows(copied.where("id = 30123"))
     assert [row.id for row in found] == [30123]
     assert 0 < read <= 500
     stored = {row.k for row in copied.select("k").collect()}
     absent = next(k for k in range(50_000, 100_003) if k not in stored)
-    found, read = scanned(copied.where(f"k = {absent}"))
+    found, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
     assert (found, read) == ([], 0)
-    found, read = scanned(copied.where(f"k = {next(iter(stored))}"))
+    found, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored))}"))
     assert len(found) == 1
     assert 0 < read <= 20_000
 
@@ -129,7 +129,7 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
 def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`spark.executorEnv` gives the tasks their keys; the driver has none."""
+    """The tasks get their keys from `spark.executorEnv`. The driver has no keys."""
     with SparkTables.served(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first in range(0, 300, 100):

@@ -1,4 +1,4 @@
-"""Conditions on the current time leave old files out, but no row, in any time zone."""
+"""Tests that conditions on the current time prune old files and lose no row, in any time zone."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         made = Rig(spark, server, new_catalog(spark, server.base_url))
         made.run("CREATE NAMESPACE {db}")
         made.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
-        # Each file has two rows. Near the present, the times are hours apart; farther away, days and
-        # months.
+        # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are days
+        # and
+        # months apart.
         hours = f"CAST(pow((id DIV 2) - {FILES // 4}, 3) * 3 + (id % 2) * 2 AS int)"
         times = f"SELECT id, now() - make_dt_interval(0, {hours}) AS at FROM range({2 * FILES})"
         made.run(
@@ -51,7 +52,7 @@ def expression(rng: random.Random, kind: str) -> str:
         else:
             choices += [f"{text} - INTERVAL {count} HOURS", f"date_trunc('{rng.choice(units)}', {text})"]
         text = f"({rng.choice(choices)})"
-        if kind == "timestamp_ntz":  # Functions convert it to instants.
+        if kind == "timestamp_ntz":  # Functions convert the column to instants.
             text = f"CAST({text} AS timestamp_ntz)"
     return text
 
@@ -73,7 +74,7 @@ def condition(rng: random.Random) -> str:
 
 
 def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
-    """Check each condition, and return the numbers of files of its plan and of the table.
+    """Check each condition, and return the number of files in its plan and in the table.
 
     Spark evaluates all conditions in one query on all rows, each as a column.
     """
@@ -82,17 +83,17 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
         wanted = rig.spark.sql(judging).collect()
-        told, wrong = [], []
+        reported, wrong = [], []
         for number, text in enumerate(texts):
             done = rewrite_query(rig.spark, text)
-            told.append(done)
+            reported.append(done)
             ids = sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"])
             if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
                 wrong.append(f"{note}: {conditions[number]}\n{done}")
         if not wrong or rig.spark.sql(judging).collect() == wanted:
             break  # Otherwise the day of a row has changed between the two queries.
     assert wrong == []
-    return [(one.files, one.considered_files) for one in told]
+    return [(one.files, one.considered_files) for one in reported]
 
 
 def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:

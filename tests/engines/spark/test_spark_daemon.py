@@ -1,4 +1,4 @@
-"""The daemon that forks Spark's Python workers: the modules it loads first, and reads after a process dies."""
+"""Tests of the daemon that forks Spark's Python workers: its loaded modules, and reads after a process has died."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
         yield server
 
 
-def told(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
+def run_in_worker(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
     """Return the answer of a task.
 
     `ask` is a nested function, which Spark serializes to the task.
@@ -74,7 +74,7 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
             "read again": [path for path, one in sys.path_importer_cache.items() if type(one) is zipimporter],
         }
 
-    found = told(spark, ask)
+    found = run_in_worker(spark, ask)
     assert found["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
     assert DAEMON in found["parent"]
     assert found["frozen"]
@@ -82,7 +82,7 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
 
 
 def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
-    """A lock that another thread held would stay locked in each worker forever."""
+    """If another thread held a lock during the fork, the lock would stay locked in each worker."""
 
     def ask(_: Any) -> Any:
         import os
@@ -92,13 +92,13 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
         links = [os.readlink(one) for one in Path(f"/proc/{os.getppid()}/fd").glob("*")]
         return names, [one for one in links if one.startswith(("socket:", "anon_inode:"))]
 
-    threads, sockets = told(spark, ask)
+    threads, sockets = run_in_worker(spark, ask)
     assert len(threads) == 1
-    assert len(sockets) == 1  # The daemon listens on it.
+    assert len(sockets) == 1  # The daemon listens on this socket.
 
 
-# The test takes 20 s. Other tests of the fast tier check that workers are complete and that the
-# daemon holds nothing.
+# The test takes 20 s. Tests of the fast tier check that workers have loaded all modules, and that the daemon holds no
+# lock.
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
 def test_reads_continue_after_the_death_of_a_python_process(who: str, spark: SparkSession, server: Seamark) -> None:
@@ -113,11 +113,11 @@ def test_reads_continue_after_the_death_of_a_python_process(who: str, spark: Spa
 
     assert ids(spark, server) == WANTED
     if forked:
-        with suppress(PySparkException):  # The worker itself may live to answer.
-            told(spark, die)
+        with suppress(PySparkException):  # The worker may live long enough to answer.
+            run_in_worker(spark, die)
     else:
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            told(spark, die)
+            run_in_worker(spark, die)
     assert ids(spark, server) == WANTED
 
 

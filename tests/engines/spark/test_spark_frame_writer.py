@@ -1,4 +1,7 @@
-"""`df.write.format("seamark")` in all modes and with options, checked with Iceberg's reader in the same Spark."""
+"""Tests of `df.write.format("seamark")` in all modes and with options.
+
+Iceberg's reader in the same Spark checks the rows.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-def refused(write: Any, *arguments: Any) -> str:
-    """Return the text of the refusal, and check that it is one sentence."""
+def refusal_text(write: Any, *arguments: Any) -> str:
+    """Return the error text of a write that is refused, and check that it is one sentence."""
     with pytest.raises(AnalysisException) as caught:
         write(*arguments)
     text = str(caught.value)
@@ -54,7 +57,7 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
     assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]
-    assert "exists" in refused(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
+    assert "exists" in refusal_text(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
     rig.writer(b, "ignore").saveAsTable(f"{rig.db}.t")
     assert rig.held("t") == [(1, "a", 1), (2, "b", 2)]
     rig.writer(b, "append", uri=rig.uri).save("db.t")
@@ -78,7 +81,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     wider = rig.frame(
         (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
     )
-    assert "no column" in refused(rig.writer(wider, "append").save, f"{rig.db}.evolved")
+    assert "no column" in refusal_text(rig.writer(wider, "append").save, f"{rig.db}.evolved")
     rig.writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert rig.held("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
     rig.writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
@@ -87,15 +90,15 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
 
 def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
-    assert f"did you mean '{catalog}'" in refused(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
-    assert "is a catalog of this session" in refused(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
-    assert "Unknown options" in refused(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
-    assert "keys require" in refused(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
-    assert "does not exist" in refused(rig.writer(frame).insertInto, f"{rig.db}.t2")
-    assert "not a partition transform" in refused(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
+    assert f"did you mean '{catalog}'" in refusal_text(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
+    assert "is a catalog of this session" in refusal_text(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
+    assert "Unknown options" in refusal_text(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
+    assert "keys require" in refusal_text(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
+    assert "does not exist" in refusal_text(rig.writer(frame).insertInto, f"{rig.db}.t2")
+    assert "not a partition transform" in refusal_text(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
     rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
     nulls = rig.frame((None, 1), columns="id bigint, v int")
-    assert "is required" in refused(rig.writer(nulls).save, f"{rig.db}.strict")
+    assert "is required" in refusal_text(rig.writer(nulls).save, f"{rig.db}.strict")
     assert rig.held("strict") == []
 
 

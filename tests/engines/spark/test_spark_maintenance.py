@@ -1,4 +1,4 @@
-"""Spark's own maintenance procedures beside Seamark's jobs.
+"""Tests of Spark's maintenance procedures beside Seamark's jobs.
 
 `remove_orphan_files` keeps old index files and plan files, although the table's metadata do not name them.
 `expire_snapshots` expires every snapshot that Seamark's expiration removes. Iceberg's Java library reads
@@ -65,9 +65,9 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
 def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     spark: SparkSession, tmp_path: Path, names: str
 ) -> None:
-    """Spark then expires at most one more snapshot for each branch, and reads all that remain.
+    """Afterwards Spark expires at most one more snapshot for each branch, and reads all snapshots that remain.
 
-    It counts a snapshot's age from the snapshot's own commit, and Seamark from the commit that replaced it.
+    Spark counts a snapshot's age from its own commit, and Seamark from the commit that replaced it.
     """
     rng, removed = random.Random(7), 0
     with SparkTables.served(spark, tmp_path) as tables:
@@ -109,8 +109,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     assert removed > len(names)
 
 
-# In the fast tier, Trino reads Seamark's statistics, and Iceberg's Java planner reads its
-# manifests.
+# In the fast tier, Trino reads Seamark's statistics, and Iceberg's Java planner reads the manifests.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
@@ -137,8 +136,8 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         for column, count in zip((1, 2, 5), exact, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
-        # Spark's own procedure makes the same sketches: both hash the same bytes, so their union has the
-        # same count.
+        # Spark's procedure makes the same sketches, because both hash the same bytes. So their union has the same
+        # count.
         tables.sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
         theirs = _read_statistics(spark, tables)[0]
         assert {column: pytest.approx(count, rel=0.05) for column, count in theirs.items()} == ndv
@@ -159,7 +158,7 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
 
 
 def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
-    """Return the live entries, as Java reads the manifests."""
+    """Return the live manifest entries that Iceberg's Java library reads."""
     found = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
@@ -168,7 +167,7 @@ def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     return [tuple(row) for row in found]
 
 
-def _listed(iterable: Any) -> Iterator[Any]:
+def _java_elements(iterable: Any) -> Iterator[Any]:
     """Yield the elements of a Java Iterable."""
     iterator = iterable.iterator()
     while iterator.hasNext():
@@ -178,9 +177,9 @@ def _listed(iterable: Any) -> Iterator[Any]:
 def _read_statistics(
     spark: SparkSession, tables: SparkTables
 ) -> tuple[dict[int, int], dict[int, float], list[tuple[object, ...]]]:
-    """Return the statistics of the current snapshot, as Iceberg's Java library reads them.
+    """Return the statistics of the current snapshot that Iceberg's Java library reads.
 
-    They are the stated numbers of distinct values, those of the sketches, and the partition statistics.
+    They are the stated numbers of distinct values, the numbers by the sketches, and the partition statistics.
     """
     jvm = spark._jvm
     assert jvm is not None
@@ -191,7 +190,7 @@ def _read_statistics(
     reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
     sketches = {}
     try:
-        for pair in _listed(reader.readAll(reader.fileMetadata().blobs())):
+        for pair in _java_elements(reader.readAll(reader.fileMetadata().blobs())):
             data = jvm.org.apache.iceberg.util.ByteBuffers.toByteArray(pair.second())
             memory = jvm.org.apache.datasketches.memory.Memory.wrap(data)
             sketch = jvm.org.apache.datasketches.theta.CompactSketch.heapify(memory)
@@ -207,7 +206,7 @@ def _read_statistics(
             row.positionDeleteRecordCount(),
             row.lastUpdatedSnapshotId(),
         )
-        for row in _listed(table.newPartitionStatisticsScan().useSnapshot(current).scan())
+        for row in _java_elements(table.newPartitionStatisticsScan().useSnapshot(current).scan())
     ]
     return stated, sketches, partitions
 

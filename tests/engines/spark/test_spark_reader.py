@@ -1,4 +1,4 @@
-"""`format("seamark")` against Iceberg's own reader in the same Spark: every read returns the same rows."""
+"""Tests of `format("seamark")` against Iceberg's reader in the same Spark: every read returns the same rows."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
-    # Several queries use one `load()`; a filter of one query must not remain for the next.
+    # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
         assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
     assert rig.ours(table, where=where, limit=3).count() == 3
@@ -268,14 +268,14 @@ def plan_of(frame: DataFrame) -> str:
 
 def test_invalid_read_options_are_refused(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
-    for told, options in (
+    for expected, options in (
         ("no column 'nothing'", {"columns": "id,nothing"}),
         ("Unknown options snapshot", {"snapshot": 5}),
         ("branch or tag 'away'", {"branch": "away"}),
         ("both given", {"branch": "dev", "snapshot_id": 1}),
         ("limit is 'some'", {"limit": "some"}),
     ):
-        with pytest.raises(PySparkException, match=told):
+        with pytest.raises(PySparkException, match=expected):
             rig.ours("one", **options)
     with pytest.raises(PySparkException, match="this predicate: UPPER"):
         rig.ours("one", where="upper(text) = 'S1'").collect()
@@ -320,19 +320,19 @@ def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: 
         state = [Counter[Any](), *map(at, snapshots)]
         reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
         for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
-            told: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
+            counts: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
             start = snapshots[first - 1] if first else None
             for kind, task in changes(client, opened, start, snapshots[last - 1]):
                 for batch in reader.read(task):
-                    told[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
-            assert not told["delete"] - (state[first] + told["insert"])
-            assert state[first] + told["insert"] - told["delete"] == state[last], (first, last)
+                    counts[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
+            assert not counts["delete"] - (state[first] + counts["insert"])
+            assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
-                assert not told["insert"]  # The files were rewritten, and no row changed.
+                assert not counts["insert"]  # The files were rewritten, and no row changed.
     frame = rig.ours(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
-    told = Counter(row[2] for row in frame.collect())
-    assert told["delete"] - told["insert"] == 8
+    counts = Counter(row[2] for row in frame.collect())
+    assert counts["delete"] - counts["insert"] == 8
 
 
 def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:
@@ -349,7 +349,7 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
 
 
 def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
-    """Run a stream on `db.s` until it has read everything, and return the rows of all its runs."""
+    """Run a stream on `db.s` until it has read all rows, and return the rows of all its runs."""
     reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
     query = (
         reader.load().writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
@@ -424,7 +424,7 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
     assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
-    # Both readers: a time, and names in another case.
+    # Both readers support a time, and names in another case.
     made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")

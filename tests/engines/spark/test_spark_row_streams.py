@@ -1,4 +1,4 @@
-"""Spark Structured Streaming reads a stream table continuously: each row once, also after restarts of the query."""
+"""Tests that Spark Structured Streaming reads each row of a stream table once, also after restarts of the query."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: Spa
     stream.post("t", {"id": 2})
     query.run()
     last = max((tmp_path / "query" / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # Spark died after the write of the batch and before it recorded its commit.
+    last.unlink()  # The state is that after a death of Spark: the batch is written, but its commit is not recorded.
     last.with_name(f".{last.name}.crc").unlink()
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     stream.post("t", {"id": 3})

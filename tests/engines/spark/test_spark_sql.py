@@ -1,6 +1,6 @@
-"""`seamark.spark.sql` against `spark.sql` in the same Spark: the same rows, from fewer files.
+"""Tests of `seamark.spark.sql` against `spark.sql` in the same Spark: the same rows, from fewer files.
 
-The oracle is Spark on the original tables, which shares no code with the choice of files.
+The oracle is Spark on the original tables, which shares no code with the pruning of files.
 """
 
 from __future__ import annotations
@@ -67,23 +67,25 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> Non
 
 
 def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
-    """Rows that are committed between planning and running are not visible: all tables are read as of one moment."""
+    """Rows that are committed between planning and running are not visible: all tables are read at one point in
+    time.
+    """
     rig.run("CREATE TABLE {db}.facts (id bigint, dim bigint) USING iceberg")
     for low in range(6):
         rig.run(f"INSERT INTO {{db}}.facts SELECT /*+ COALESCE(1) */ id, {low} FROM range(5)")
     rig.run("CREATE TABLE {db}.dims (k bigint, color string) USING iceberg")
     rig.run("INSERT INTO {db}.dims SELECT /*+ COALESCE(1) */ id, IF(id = 2, 'red', 'blue') FROM range(6)")
     star = "SELECT f.id, f.dim FROM {db}.facts f JOIN {db}.dims d ON f.dim = d.k WHERE d.color = 'red'"
-    wanted, done = rig.run(star), rig.told(star)
+    wanted, done = rig.run(star), rig.rewrite(star)
     assert done.statement is not None
     assert (done.files, done.considered_files) == (2, 7)
     rig.run("UPDATE {db}.dims SET color = IF(k = 4, 'red', 'blue')")
     rig.run("INSERT INTO {db}.facts VALUES (77, 2)")
     assert rig.run(done.statement) == wanted
-    assert rig.ours(star) == rig.run(star) != wanted
+    assert rig.run_with_plans(star) == rig.run(star) != wanted
 
 
-def test_each_place_of_a_table_has_its_own_plan(rig: Rig) -> None:
+def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
     done = rig.same("SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230")
     assert done.summary.count("db.sales=") == 2
     assert done.files < done.considered_files / 4
@@ -210,32 +212,32 @@ def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Ri
 def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.chosen (id bigint, note string) USING iceberg")
     insert = "INSERT INTO {db}.chosen SELECT id, note FROM {db}.sales WHERE id IN (44, 131)"
-    done = rig.told(insert)
+    done = rig.rewrite(insert)
     assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
-    assert rig.ours(insert) == []
+    assert rig.run_with_plans(insert) == []
     assert rig.run("SELECT * FROM {db}.chosen") == ["(131, 'red')", "(44, 'red')"]
     star = "SELECT s.id, i.color FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red'"
     made = f"CREATE TABLE {{db}}.made USING iceberg AS {star}"
-    assert "joins=db.sales.item:" in rig.told(made).summary
-    rig.ours(made)
+    assert "joins=db.sales.item:" in rig.rewrite(made).summary
+    rig.run_with_plans(made)
     assert rig.run("SELECT * FROM {db}.made") == rig.run(star)
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
-        rig.ours(made)
+        rig.run_with_plans(made)
     merge = (
         "MERGE INTO {db}.chosen t USING (SELECT id, upper(note) AS note FROM {db}.sales WHERE id BETWEEN 43 AND 45) s "
         "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
-    done = rig.told(merge)
+    done = rig.rewrite(merge)
     assert done.files < done.considered_files / 2
-    rig.ours(merge)
+    rig.run_with_plans(merge)
     found = rig.run("SELECT * FROM {db}.chosen")
     assert found == sorted(
         ["(131, 'red')", *rig.run("SELECT id, upper(note) FROM {db}.sales WHERE id BETWEEN 43 AND 45")]
     )
     own = "INSERT INTO {db}.chosen SELECT id + 1000, note FROM {db}.chosen WHERE id = 44"
-    assert "the table that it writes" in rig.told(own).summary
-    rig.ours(own)
+    assert "the table that it writes" in rig.rewrite(own).summary
+    rig.run_with_plans(own)
     assert rig.run("SELECT id FROM {db}.chosen WHERE id > 1000") == ["(1044,)"]
 
 
@@ -285,12 +287,12 @@ def test_writing_statements_run_once(rig: Rig) -> None:
         "EXECUTE IMMEDIATE 'INSERT INTO {db}.written VALUES (6)'",
     ):
         before = int(rig.spark.table(f"{rig.db}.written").count())
-        rig.ours(text)
+        rig.run_with_plans(text)
         assert rig.spark.table(f"{rig.db}.written").count() == before + 1, text
     with pytest.raises(PySparkException, match="nowhere"):
-        rig.ours("SELECT nowhere FROM {db}.sales WHERE id = 44")
+        rig.run_with_plans("SELECT nowhere FROM {db}.sales WHERE id = 44")
     with pytest.raises(PySparkException, match="PARSE_SYNTAX_ERROR"):
-        rig.ours("SELEC 1")
+        rig.run_with_plans("SELEC 1")
 
 
 def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: Rig) -> None:
@@ -335,7 +337,7 @@ def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: 
 
 def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
-    assert rig.told(text).statement is not None
+    assert rig.rewrite(text).statement is not None
     with monkeypatch.context() as late:
         late.setattr(querying, "BUDGET_S", 0.0)
         assert "too slow" in rig.same(text).summary
@@ -343,8 +345,8 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
         broken.setattr(querying, "find_references", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in rig.same(text).summary
     refused = new_catalog(rig.spark, rig.server.base_url)
-    assert rig.told(text.replace("{db}", f"{refused}.db")).statement is not None
-    # Spark has already loaded the right address.
+    assert rig.rewrite(text.replace("{db}", f"{refused}.db")).statement is not None
+    # Spark has already loaded the original address.
     rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")
     assert rig.same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
@@ -364,9 +366,9 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
         return await ask(*given)
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
-    assert rig.ours(text) == ["(0, 3)"]
+    assert rig.run_with_plans(text) == ["(0, 3)"]
     monkeypatch.setattr(PlanRequests, "plans", late)
-    assert rig.ours(text) == ["(0, 3)"] == rig.run(text)
+    assert rig.run_with_plans(text) == ["(0, 3)"] == rig.run(text)
 
 
 def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
@@ -375,7 +377,7 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
         rig.run(f"INSERT INTO {{db}}.leased VALUES ({number})")
     text = f"SELECT id FROM {rig.db}.leased WHERE id = 1"
     frame = sql(rig.spark, text, lease_s=1)
-    time.sleep(2)  # The server's clock decides.
+    time.sleep(2)  # The server's clock decides when the lease ends.
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
@@ -422,7 +424,7 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
-    assert done.considered_files - done.files > 24  # the subquery reads all files of its table
+    assert done.considered_files - done.files > 24  # The subquery reads all files of its table.
 
 
 def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
@@ -446,7 +448,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
         assert done.files <= most + 2, (condition, done)
 
 
-def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
+def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig) -> None:
     """FILTER, explode and an outer query leave out rows of the subquery."""
     for rows_of_extreme in (
         "SELECT max(id) FILTER (WHERE id < 20) FROM {db}.sales",
@@ -458,7 +460,7 @@ def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
         rig.same(text)
 
 
-def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
+def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
     assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
     assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
@@ -467,7 +469,7 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi: str) -> None:
-    """The analysis for other engines does not know these values. Each row has its own file."""
+    """The analysis for other engines does not handle these values. Each row has its own file."""
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
@@ -513,7 +515,7 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
+def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
     with catalog_at(rig.server.base_url) as catalog:
         for name, schema in hand_made.TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
@@ -529,11 +531,11 @@ def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
-        told = rewrite_query(rig.spark, text, kept_max=1.0)
-        if told.statement is not None:
-            ours = rig.spark.sql(told.statement)
-            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
-        done["fewer"] += told.files < told.considered_files
+        reported = rewrite_query(rig.spark, text, kept_max=1.0)
+        if reported.statement is not None:
+            ours = rig.spark.sql(reported.statement)
+            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{reported}"
+        done["fewer"] += reported.files < reported.considered_files
     assert done["none"] < 30, done
     assert done["fewer"] > 200, done
 
@@ -579,19 +581,20 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
-            # This is a fault of Spark's optimizer for the original query: some conditions on booleans fail an
+            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans fail
+            # an
             # assertion.
             if "V2ExpressionBuilder" not in str(error):
                 raise
             done["failed in Spark"] += 1
             continue
-        told = rig.told(text)
-        note = f"seed {seed}, query {number}, {told.summary}: {text}"
-        if told.statement is not None:
-            assert rows(rig.spark.sql(told.statement)) == wanted, note
-        done["rewritten" if told.statement is not None else told.summary] += 1
-        done["fewer"] += told.files < told.considered_files
-        done["joined"] += "joins=" in told.summary
+        reported = rig.rewrite(text)
+        note = f"seed {seed}, query {number}, {reported.summary}: {text}"
+        if reported.statement is not None:
+            assert rows(rig.spark.sql(reported.statement)) == wanted, note
+        done["rewritten" if reported.statement is not None else reported.summary] += 1
+        done["fewer"] += reported.files < reported.considered_files
+        done["joined"] += "joins=" in reported.summary
     assert done["failed in Spark"] < count / 50, done
     assert done["fewer"] > count / 3, done
     assert done["joined"] > count / 10, done

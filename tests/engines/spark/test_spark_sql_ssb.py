@@ -1,4 +1,6 @@
-"""The Star Schema Benchmark through `seamark.spark.sql`: Spark's answers, from the files that the dates keep."""
+"""Tests of the Star Schema Benchmark through `seamark.spark.sql`: Spark's answers, from the files with the right
+dates.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""MERGE, UPDATE and DELETE by `seamark.spark.execute` and by `spark.sql` on two tables with the same rows.
+"""Tests of MERGE, UPDATE and DELETE by `seamark.spark.execute` and by `spark.sql`, on two tables with the same rows.
 
-`spark.sql` runs Iceberg's own statements. Afterwards, the tables are equal, with row ids, or both fail with
-the same error.
+`spark.sql` runs Iceberg's statements. After each statement, the tables are equal, with row ids, or both statements
+have failed with the same error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ LAYOUTS = {
 }
 OURS, THEIRS = "ours", "theirs"
 ROW_ERRORS = {"NOT_NULL_ASSERT_VIOLATION", "CAST_OVERFLOW_IN_TABLE_INSERT"}
-"""Errors of which one statement can cause several: the row that Spark reads first decides which is reported."""
+"""Errors of single rows. One statement can cause several of them, and Spark reports the error of the row that it reads
+first.
+"""
 
 
 class Rig(SparkTables):
@@ -73,8 +75,9 @@ class Rig(SparkTables):
         found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, found))
-        # An inserted row has any new id. For other rows, the id is compared, and whether this statement
-        # changed them.
+        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this statement
+        # changed
+        # the row.
         newest = max((row[-1] for row in found), default=0)
         return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
 
@@ -86,7 +89,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Statements:
-    """Random statements on a table named `{t}`; some of them fail."""
+    """Draws random statements on a table named `{t}`. Some of them fail."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -210,21 +213,22 @@ BY_KEY = [
 ]
 """Statements whose conditions compare only the key, so that Spark neither joins nor filters.
 
-The second fails, because several rows of its source match one stored row.
+The second statement fails, because several rows of its source match one stored row.
 """
 
 
 def play(
     rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
-    """Run statements on both tables and compare them after each; `first` runs before the random statements.
+    """Run statements on both tables, and compare the tables after each statement.
 
-    Return the numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
+    The statements in `first` run before the random ones. Return the numbers of statements that were located, run by
+    Iceberg, failed, and run by the keys alone.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
-    statements, told = Statements(random.Random(seed)), Counter[str]()
+    statements, counts = Statements(random.Random(seed)), Counter[str]()
     for step, text in enumerate([*first, *(statements.one() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         done: dict[str, str | None] = {OURS: None, THEIRS: None}
@@ -235,29 +239,29 @@ def play(
                 if whose == THEIRS:
                     rig.spark.sql(given)
                 else:
-                    with counting_keys(told):
-                        told[execute(rig.spark, given).path] += 1
+                    with counting_keys(counts):
+                        counts[execute(rig.spark, given).path] += 1
             except PySparkException as error:
                 done[whose] = error.getCondition() or type(error).__name__
-        told["failed"] += done[OURS] is not None
-        told[f"explained {path}"] += 1
+        counts["failed"] += done[OURS] is not None
+        counts[f"explained {path}"] += 1
         assert done[OURS] == done[THEIRS] or set(done.values()) == ROW_ERRORS, (note, done)
         assert rig.held(f"{OURS}_{name}", version) == rig.held(f"{THEIRS}_{name}", version), note
-    return told
+    return counts
 
 
 @contextmanager
-def counting_keys(told: Counter[str]) -> Iterator[None]:
+def counting_keys(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
-    def counted(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
+    def count_by_key(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
         changes = real(statement, *given)
-        told[f"{statement._statement.kind} by key"] += changes is not None
+        counts[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_LocatedStatement, "_change_all", counted)
+        patch.setattr(_LocatedStatement, "_change_all", count_by_key)
         yield
 
 
@@ -265,13 +269,13 @@ def counting_keys(told: Counter[str]) -> Iterator[None]:
     ("layout", "version", "mode"),
     [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
 )
-def test_statements_have_the_result_of_icebergs_own(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     first = BY_KEY if layout == "by id" else []
-    told = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
-    assert told[LOCATED] >= max(1, len(first) - 1), told
+    counts = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
+    assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
         least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
-        assert all(told[kind] >= count for kind, count in least.items()), told
+        assert all(counts[kind] >= count for kind, count in least.items()), counts
 
 
 @pytest.mark.slow
@@ -279,13 +283,13 @@ def test_statements_have_the_result_of_icebergs_own(rig: Rig, layout: str, versi
 @pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_statements_have_the_result_of_icebergs_own(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     seed = first_seed()
-    told = Counter[str]()
+    counts = Counter[str]()
     for number in range(3):
-        told += play(rig, layout, version, mode, 1000 * seed + number, 25)
-    assert told[LOCATED] > told[ICEBERG] / 2, told
-    assert told["MERGE by key"], told
+        counts += play(rig, layout, version, mode, 1000 * seed + number, 25)
+    assert counts[LOCATED] > counts[ICEBERG] / 2, counts
+    assert counts["MERGE by key"], counts
 
 
 def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
@@ -307,7 +311,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     paths = []
     for mode, given in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         for whose in (OURS, THEIRS):
             statement = given.replace("{t}", f"{rig.db}.{whose}_over")
             try:
@@ -316,8 +320,8 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
                 else:
                     rig.spark.sql(statement)
             except PySparkException as error:
-                told[whose] = error.getCondition()
-        assert told.get(OURS) == told.get(THEIRS), given
+                reported[whose] = error.getCondition()
+        assert reported.get(OURS) == reported.get(THEIRS), given
         assert rig.held(f"{OURS}_over", 2) == rig.held(f"{THEIRS}_over", 2), given
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert paths == [INDEXED] * 4 + [ICEBERG]
@@ -338,16 +342,16 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
         f"INSERT INTO {t} SELECT * FROM {t}": "not a MERGE",
     }
     for text, reason in reasons.items():
-        told = explain(rig.spark, text)
-        assert told.path == ICEBERG, (text, told)
-        assert reason in told.reason, (text, told)
+        reported = explain(rig.spark, text)
+        assert reported.path == ICEBERG, (text, reported)
+        assert reason in reported.reason, (text, reported)
     small = StatementLimits(rows=5, read_rows=10)
     assert (
         "5 stored rows"
         in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small).reason
     )
-    told = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
-    assert (told.path, told.keys, told.index, told.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
+    reported = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
+    assert (reported.path, reported.keys, reported.index, reported.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
     assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
     assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
@@ -399,7 +403,7 @@ def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
 
 def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
     catalog = rig.db.partition(".")[0]
-    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set its own.
+    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
         with pytest.raises(AnalysisException) as caught:
             sql(rig.spark, text.replace("{t}", f"{catalog}x.db.told"))
@@ -407,9 +411,9 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
 
 
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`.
-
-    Iceberg's own statements change a second table in the same way.
+    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second table
+    in the same
+    way.
     """
     for whose in (OURS, THEIRS):
         rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")

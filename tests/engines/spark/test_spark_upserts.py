@@ -1,6 +1,6 @@
-"""DataFrames that are upserted and deleted by key, by the driver and by tasks.
+"""Tests of DataFrames that are upserted and deleted by key, by the driver and by tasks.
 
-Iceberg's own reader in the same Spark finds the rows of a plain dict at every snapshot.
+At every snapshot, Iceberg's reader in the same Spark returns the rows of a plain dict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-# Histories
+# Random histories
 
 
 def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
@@ -55,8 +55,7 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         rig.upsert(rig.frame(given).select("v", "id", "land"), table, columns=["v"], **how)
         merged = {one: ((old := model.get(one, row))[0], given[one][1], old[2]) for one in given}
         return f"{kind} {how}", model | merged
-    # Each key has several rows. The row with the latest ts counts if it is not older than the stored
-    # row.
+    # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
     frame, made = rig.frame(given), dict(model)
     late = {one: ("late", number, ts + 1) for one, (_, _, ts) in given.items() if ts is not None and one % 3 == 0}
     rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
@@ -73,13 +72,13 @@ def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
-        told, model = step(rig, rng, table, number, model)
+        reported, model = step(rig, rng, table, number, model)
         snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        after.setdefault(snapshots[-1][0] if snapshots else 0, (told, model))
-        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {told}"
-    for snapshot_id, (told, model) in after.items():
+        after.setdefault(snapshots[-1][0] if snapshots else 0, (reported, model))
+        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {reported}"
+    for snapshot_id, (reported, model) in after.items():
         if snapshot_id:
-            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {told}"
+            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {reported}"
 
 
 SHAPES = {
@@ -121,7 +120,7 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
 
 
 @pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
+def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """Return a list that records the result frames of the tasks."""
     found: list[DataFrame] = []
     real = upserting.run_tasks
@@ -134,7 +133,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     return found
 
 
-def executed(frame: DataFrame) -> str:
+def executed_plan(frame: DataFrame) -> str:
     """Return the text of the executed plan."""
     plan: str = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     return plan.partition("== Initial Plan ==")[0]
@@ -150,7 +149,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.live(table) == 16
     wanted = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
-    (plan,) = [executed(one) for one in collected]
+    (plan,) = [executed_plan(one) for one in collected]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
     assert "Join" not in plan

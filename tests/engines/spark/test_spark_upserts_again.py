@@ -1,4 +1,4 @@
-"""Upserts that conflict, fail or run twice: because of another writer, Spark, or a stream."""
+"""Tests of upserts that conflict, fail or run twice, because of another writer, Spark, or a stream."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
-    """Run each of the works just before one commit, in turn."""
+def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
+    """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
     real, left = CommitClient.commit, list(works)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -64,15 +64,15 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
         upsert(rig.client, f"db.{table}", named, keys=["id"])
         fresh.update(rig.files(table) - before)
 
-    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             seen.add(batch.num_rows)
             yield batch
 
     before = rig.files(table)
-    overtaken(monkeypatch, other)
+    run_before_commits(monkeypatch, other)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
-    once = chance.mapInArrow(counted, "id bigint, land string, v int, ts int")
+    once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
     report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert seen.value == 20
@@ -88,19 +88,19 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may hold some.
+    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may have cached frames.
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
     assert rig.files("failing") == set()
-    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job holds none.
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
 
 
 @pytest.mark.parametrize("row_mode", MODES)
 def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tasks run in this process. The first attempt is a speculative one, whose result is discarded.
+    """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 
     `tests/faults/test_spark_tasks.py` tests tasks that are killed.
     """
@@ -159,7 +159,7 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
     files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
+    last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
@@ -167,6 +167,6 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     assert rig.held("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
-    told = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
-    assert told == [(3, 5, False), (0, 0, False)]
+    reported = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
+    assert reported == [(3, 5, False), (0, 0, False)]
     assert rig.held("stream") == model

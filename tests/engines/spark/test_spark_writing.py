@@ -1,4 +1,4 @@
-"""DataFrames that tasks write and the server commits, checked with Iceberg's own reader in the same Spark."""
+"""Tests of DataFrames that tasks write and the server commits. Iceberg's reader in the same Spark checks the rows."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
     files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
+    last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
@@ -299,7 +299,7 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
 def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_continues(
     rig: Rig, tmp_path: Path
 ) -> None:
-    """A batch that has the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
+    """A batch with the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
     rig.sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
     stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
     stream.arrive(0, 10)

@@ -1,4 +1,4 @@
-"""Tables that a Spark session and a client upsert into, and helpers of the upsert tests."""
+"""Tables into which a Spark session and a client upsert rows, and helpers of the upsert tests."""
 
 from __future__ import annotations
 

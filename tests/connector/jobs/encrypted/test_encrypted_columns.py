@@ -1,4 +1,4 @@
-"""Attacks on encrypted columns by a user who may write the table and has no keys.
+"""Tests of attacks on encrypted columns by a user who may write the table and has no keys.
 
 Jobs have the keys, and must publish nothing about the values.
 """
@@ -74,7 +74,7 @@ def paths_of(client: IndexClient, table: str) -> list[str]:
     return [str(path).removeprefix("file://") for path in listed]
 
 
-def published(client: IndexClient, folder: Path) -> list[bytes]:
+def published_files(client: IndexClient, folder: Path) -> list[bytes]:
     """Return the content of all files of the table that are not encrypted: manifests, metadata, Puffin files."""
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
@@ -97,7 +97,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     assert "encrypt the column payload, and the partition spec of the table would publish" in clustered.errors[0]
     assert sorted(paths(client)) == files
     texts = [row["payload"].encode() for row in before.values() if row["payload"]]
-    assert not any(text in data for data in published(client, tmp_path) for text in texts)
+    assert not any(text in data for data in published_files(client, tmp_path) for text in texts)
     for mode in MODES:
         new = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
@@ -169,7 +169,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):
         given = guessed.set_column(1, "part", pa.array([part]))
-        upsert(client, "db.t", _filled(given), keys=["payload", "part"], strategy="equality")
+        upsert(client, "db.t", _fill_fixed(given), keys=["payload", "part"], strategy="equality")
     known = sorted(paths(client))
     for job in (merge_files, compact):
         report = job(client, "db.t")
@@ -180,7 +180,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     assert found.num_rows == len(before) + 2 - 1
 
 
-def _filled(given: pa.Table) -> pa.Table:
+def _fill_fixed(given: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([{**row, "fixed": 1} for row in given.to_pylist()], schema=ARROW)
 
 
@@ -199,7 +199,7 @@ def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
 
 
 def test_copied_file_of_another_namespace_is_not_decrypted(client: IndexClient, served: Served, tmp_path: Path) -> None:
-    """A writer copies the bytes of the file into a table of their own namespace."""
+    """The attacker copies the bytes of the file into a table of their own namespace."""
     create(served, 2)
     fill(client)
     with catalog_at(served.url) as catalog:
@@ -263,13 +263,13 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
         append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
     chosen, kept = CopyWriter._group_by_scheme, paths(client)
 
-    def replaced(writer: CopyWriter, tasks: Any) -> Any:
+    def encrypt_then_choose(writer: CopyWriter, tasks: Any) -> Any:
         groups = list(chosen(writer, tasks))
         while kept:
             encrypt(kept.pop(), CONFIGURATIONS[2])
         return groups
 
-    monkeypatch.setattr(CopyWriter, "_group_by_scheme", replaced)
+    monkeypatch.setattr(CopyWriter, "_group_by_scheme", encrypt_then_choose)
     monkeypatch.setattr(CopyWriter, "_is_encrypted", lambda *_: True)
     report = merge_files(client, "db.t")
     assert report.commits == 0

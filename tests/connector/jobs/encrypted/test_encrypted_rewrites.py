@@ -75,11 +75,11 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     spilled: list[bytes] = []
     ranges = clustering._Spill.ranges
 
-    def kept(spill: Any) -> Iterator[Any]:
+    def record_spilled(spill: Any) -> Iterator[Any]:
         spilled.extend(path.read_bytes() for path in spill._folder.iterdir())
         return ranges(spill)
 
-    monkeypatch.setattr(clustering._Spill, "ranges", kept)
+    monkeypatch.setattr(clustering._Spill, "ranges", record_spilled)
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
@@ -255,11 +255,11 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     """
     made: list[encrypted.PyArrowKms] = []
 
-    def counted() -> encrypted.PyArrowKms:
+    def make_kms() -> encrypted.PyArrowKms:
         made.append(encrypted.PyArrowKms())
         return made[-1]
 
-    monkeypatch.setattr(encrypted, "counted", counted, raising=False)
+    monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
     monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
     create(served, 2)
