@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.api.client import Answer
-from tests.attacks.oracle import merged
+from tests.attacks.oracle import merge_texts
 from tests.attacks.world import KINDS, World
 
 
@@ -61,7 +61,7 @@ class Campaign:
         self.steps.append(step)
         result = self.world.secrets.found(answer.raw, dict(answer.headers))
         if result:
-            self.findings.append(f"leak of {merged(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
+            self.findings.append(f"leak of {merge_texts(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
         if answer.status >= 500 and answer.status != 503 and b"CorruptMetadataException" not in answer.raw:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer

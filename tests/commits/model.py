@@ -137,7 +137,7 @@ class Case:
 
     def body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _reading(self, change)
+        return _REALISED[change.kind](self, change) | _reads_of(self, change)
 
     def allowed(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
@@ -188,7 +188,7 @@ async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapsh
     return actual_snapshot_id
 
 
-def _reading(case: Case, change: Change) -> dict[str, Any]:
+def _reads_of(case: Case, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}

@@ -35,7 +35,7 @@ async def _write(lake: Lake, writer: int) -> list[Any]:
     return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
 
 
-def _counted(api: Api, name: str) -> float:
+def _read_counter(api: Api, name: str) -> float:
     sample_value = api.server.components.metrics.registry.get_sample_value(name)
     assert sample_value is not None
     return sample_value
@@ -52,8 +52,8 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
-        assert _counted(api, "seamark_commit_changes_total") == WRITERS * TURNS
-        assert _counted(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
+        assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
+        assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
         chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
         assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
         assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
@@ -208,7 +208,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         head = snapshot_of(metadata)
         assert head is not None
         assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
-        assert _counted(lake.api, "seamark_commit_groups_total") == 2
+        assert _read_counter(lake.api, "seamark_commit_groups_total") == 2
         await server.components.commits.close()
         manifest_paths = {manifest["manifest_path"] for manifest in manifests_of(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}

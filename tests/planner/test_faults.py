@@ -44,7 +44,7 @@ T = "/v1/namespaces/db/tables/t"
 Damage = Callable[[bytearray, random.Random], None]
 
 
-def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
+def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
     """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
     data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
@@ -58,7 +58,7 @@ def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, li
 
 
 async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t", per_day=40)
+    table, manifests = create_filled_table(tmp_path / "t", per_day=40)
     for victim in (manifests[1], manifests[5]):
         path = path_of(victim)
         content = path.read_bytes()
@@ -77,7 +77,7 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
 
 @pytest.mark.parametrize("which", ["m2.avro", "d1.avro", "snap-1.avro"])
 async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, which: str) -> None:
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     path = tmp_path / "t" / "metadata" / which
     content = path.read_bytes()
     path.unlink()
@@ -168,7 +168,7 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
 async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     """The plan has every manifest that fastavro reads from the damaged bytes."""
     rng = random.Random(seed)
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     metadata = table.metadata
     path = tmp_path / "t" / "metadata" / "snap-1.avro"
     content = path.read_bytes()
@@ -204,7 +204,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
 
 
 async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t")
+    table, manifests = create_filled_table(tmp_path / "t")
     lies: list[tuple[str, int, int, str]] = [
         ("m0.avro", 0, 7, "m0.avro has partition spec 0; its manifest list states 7"),
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
@@ -234,7 +234,7 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
 
 async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
     """A later format version or a flipped bit in the header's schema would cause this."""
-    table, manifests = filled(tmp_path / "t")
+    table, manifests = create_filled_table(tmp_path / "t")
     path = path_of(manifests[1])
     known, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
     assert path.read_bytes().count(known) == 1
@@ -289,7 +289,7 @@ def _is_clean(answer: Answer, name: str) -> None:
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
 async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: int) -> None:
-    table, _ = filled(tmp_path / "t", days=8)
+    table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
     faulty: list[FaultyObjects] = []
@@ -342,7 +342,7 @@ DAMAGES: list[Damage] = [flip, zero, cut, grow]
 FOLDER_BYTES = 64 << 20
 
 
-def cached(tmp_path: Path) -> list[Path]:
+def list_block_files(tmp_path: Path) -> list[Path]:
     """Return the block files, without SQLite's files."""
     folder = tmp_path / "home" / "cache" / "blocks"
     return sorted(folder.rglob("*.block"))
@@ -356,12 +356,12 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
-    table, manifests = filled(tmp_path / "t", days=2, per_day=3200)
+    table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
     everything = list(range(6_400))
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == len(manifests)
-    files = cached(tmp_path)
+    files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -384,7 +384,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
     the damage.
     """
     rng = random.Random(seed)
-    table, manifests = filled(tmp_path / "t", per_day=60)
+    table, manifests = create_filled_table(tmp_path / "t", per_day=60)
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
         planner._views.budget_bytes = 0
         for turn in range(40):
@@ -392,7 +392,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
             context = f"seed {seed}, turn {turn}"
             assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), context
             await _let_go(planner)
-            files = cached(tmp_path)
+            files = list_block_files(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):
                 if rng.random() < 0.3:
                     path.unlink()
@@ -405,7 +405,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
 
 
 async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
         async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
@@ -414,7 +414,7 @@ async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_p
 
 
 async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t")
+    table, manifests = create_filled_table(tmp_path / "t")
     options = {
         "plan_disk_bytes": 8 << 20,
         "plan_memory_bytes": 1 << 20,

@@ -78,14 +78,14 @@ def paths(found_files: FoundFiles) -> list[str]:
 # Prefixes
 
 
-def alike(left: Any, right: Any) -> bool:
+def is_equal(left: Any, right: Any) -> bool:
     """Return whether two partition values are equal; NaN equals NaN."""
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return left is right if left is None or right is None else left == right
 
 
-def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
+def random_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
     """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
@@ -94,18 +94,20 @@ def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -
     return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
 
 
-def expected(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
+def find_files_of_partition(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
     ids = {name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in wanted}
     results = []
     for file in files:
         fields = lake.specs[file.spec_id]
         at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in wanted}
-        if all(at[name] is not None and alike(file.partition[at[name] or 0], value) for name, value in wanted.items()):
+        if all(
+            at[name] is not None and is_equal(file.partition[at[name] or 0], value) for name, value in wanted.items()
+        ):
             results.append(file.path)
     return results
 
 
-def written(lake: Lake, wanted: dict[str, Any]) -> str:
+def prefix_json(lake: Lake, wanted: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
     document: dict[str, Any] = {}
     for name, value in wanted.items():
@@ -128,11 +130,11 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
         ):
             assert paths(lookup(of)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                wanted = drawn_prefix(rng, lake, files)
-                text = written(lake, wanted)
+                wanted = random_prefix(rng, lake, files)
+                text = prefix_json(lake, wanted)
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
                 lookup_result = lookup(of, parse_prefix(text, metadata))
-                assert paths(lookup_result) == expected(lake, wanted, files), context
+                assert paths(lookup_result) == find_files_of_partition(lake, wanted, files), context
                 assert paths(files_at(of, lookup_result.entry_ids())) == paths(lookup_result), context
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
@@ -191,7 +193,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
                 block, row = view.locate(int(lookup_result.entry_ids()[at]))
                 for side, bounds in sides.items():
                     bound = block.bound(side, column.id, row)
-                    assert alike(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
+                    assert is_equal(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
                     seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
@@ -266,7 +268,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
     return TableView(decode_manifest_list(listing, "file:///list"), blocks)
 
 
-def of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
+def metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
     """Return metadata partitioned by identity of the one column, which now has this type."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
@@ -287,7 +289,7 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
     view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted is None else wanted * day_us})
-    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, "timestamp")))
+    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, "timestamp")))
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
     assert paths(lookup_result) == expected
@@ -313,7 +315,7 @@ def test_promoted_partition_value_equals_the_original_value(
     other = values[0] + 3
     view = a_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, kinds[1])))
+    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, kinds[1])))
     assert paths(lookup_result) == ["0-0", "1-1"]
 
 

@@ -15,11 +15,11 @@ from tests.api.client import Api
 from tests.api.indexes.test_bitmaps import decoded, filter_json, indexed_table, pages, some_tree
 from tests.api.indexes.test_lookups import a_table, as_json, ask, told, wanted
 from tests.api.rest.stored import Stored, some_row
-from tests.planner.lakes.tables import Watched
+from tests.planner.lakes.tables import RecordingObjects
 from tests.server.rig import Running, running
 
 
-class Afar(Watched):
+class Afar(RecordingObjects):
     """Object storage in which reads of whole index files wait for `let_go`."""
 
     whole = asyncio.Event()

@@ -192,7 +192,7 @@ def path_of(manifest: Manifest) -> Path:
     return Path(manifest.path.removeprefix("file://"))
 
 
-class Watched(ForwardingObjects):
+class RecordingObjects(ForwardingObjects):
     """Object storage that records the name of each file read, whole or by ranges.
 
     Whole reads of the file `hold` wait until `let_go`.

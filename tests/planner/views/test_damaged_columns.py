@@ -21,7 +21,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.tables import Table, Watched, between, numbers, numbers_of, planning
+from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers, numbers_of, planning
 from tests.server.rig import running
 from tests.waits import until
 
@@ -32,7 +32,7 @@ FILES = 4000
 """All files are in one manifest, so that its block is mapped."""
 
 
-def stored(folder: Path) -> Path:
+def find_block_file(folder: Path) -> Path:
     """Return the only block file."""
     (path,) = folder.rglob("*.block")
     return path
@@ -74,7 +74,7 @@ def folder(made: tuple[Path, Table]) -> Path:
 async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers_of_the_column(
     folder: Path, table: Table
 ) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, found = columns(content)
     noticed = 0
@@ -91,7 +91,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
-    st_size = stored(folder / "home").stat().st_size
+    st_size = find_block_file(folder / "home").stat().st_size
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         live_bytes = planner.stats().live_bytes
@@ -106,7 +106,7 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         await until(lambda: any((folder / "home").rglob("*.block")))
-        path = stored(folder / "home")
+        path = find_block_file(folder / "home")
         await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
         assert numbers_of(scan) == list(range(700, 901)), "the mapping outlives the file's name"
@@ -115,7 +115,7 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
 
 
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, _ = columns(content)
     for place in range(HEADER_BYTES, at - 64, 97):
@@ -128,7 +128,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
 
 
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, found = columns(content)
     data = bytearray(content)
@@ -143,7 +143,7 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
 
 
 async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
     for packed in found:
@@ -167,17 +167,17 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     table.commit(1, [first := table.manifest("m", range(FILES))])
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
-    path = stored(tmp_path / "home")
+    path = find_block_file(tmp_path / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
     for packed in found:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
-    watcheds: list[Watched] = []
+    watcheds: list[RecordingObjects] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(Watched(inner))
+        watcheds.append(RecordingObjects(inner))
         watcheds[0].hold = "n.avro"
         return watcheds[0]
 
