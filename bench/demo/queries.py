@@ -33,7 +33,7 @@ class Measured:
     seconds: float
 
 
-Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
+RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
 """A function that runs a query in an engine and returns its rows and what the engine read."""
 
 
@@ -99,10 +99,10 @@ def on_clustered(text: str) -> str:
     return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
 
 
-def spark_asks(spark: SparkSession) -> dict[str, Ask]:
+def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
     """Return how Spark runs a query, for each column."""
 
-    def asking(run: Callable[[str], DataFrame]) -> Ask:
+    def asking(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
             answer = ask(run, text)
             facts = answer.read[FACT]
@@ -119,7 +119,7 @@ def spark_asks(spark: SparkSession) -> dict[str, Ask]:
 
 def compare(
     engine: str,
-    asks: Mapping[str, Ask],
+    asks: Mapping[str, RunQuery],
     oracle: Oracle,
     bounds: Mapping[str, int],
     progress: Progress,

@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for case, (kind, columns) in CASES.items():
         task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
         ids = [term.column_id for term in task.definition.terms]
-        reading, building, size = _measured(task, files, rounds=1 if quick else 3)
+        reading, building, size = _measure(task, files, rounds=1 if quick else 3)
         values = {
             OURS: count * rows / building / 1e6,
             "reading": count * rows / reading / 1e6,
@@ -69,7 +69,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
+def _measure(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
     """Measure an index task.
 
     Returns:

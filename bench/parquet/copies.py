@@ -44,7 +44,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
     for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", kept_schema)):
-        values = measured(
+        values = measure(
             {
                 OURS: lambda out, columns=columns: _copy(paths, out, columns),
                 "pyarrow": lambda out, columns=columns: _rewrite(paths, out, columns),
@@ -87,7 +87,7 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
     return path
 
 
-def measured(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
+def measure(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of each work: the medians of interleaved rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds):

@@ -92,10 +92,10 @@ async def _before_encoding(
         for second_number in range(OURS_A_ROUND):
             day_again = days[(number + second_number) % len(days)]
             asked = number * OURS_A_ROUND + second_number
-            took[OURS].append(_timed(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
-            repeated.append(_timed(mine, day_again)[0])
+            took[OURS].append(_time(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
+            repeated.append(_time(mine, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
-            ms, answer = _timed(partial(peer.lookup, column_id, names=names), day)
+            ms, answer = _time(partial(peer.lookup, column_id, names=names), day)
             took[peer.name].append(ms)
             if peer.facts(answer) != expected:
                 raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
@@ -153,7 +153,7 @@ def _column_id(table: Table) -> int:
     return next(column.id for column in columns(table.columns) if column.name == COLUMN)
 
 
-def _timed(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
+def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
     started = time.perf_counter()
     answer = work(day)
     return (time.perf_counter() - started) * 1000, answer
@@ -165,5 +165,5 @@ def _best(took: dict[str, list[float]]) -> str:
 
 def _avro(report: Report, table: Table, peer: Avro) -> None:
     """Add one lookup to the first row; the Avro reader reads the whole file."""
-    ms, _ = _timed(partial(peer.lookup, _column_id(table), names=True), START_DAY)
+    ms, _ = _time(partial(peer.lookup, _column_id(table), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

@@ -67,7 +67,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
         disk = bare(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
-            ours = await acknowledged(folder, rows, row_bytes, writers, seconds)
+            ours = await measure_appends(folder, rows, row_bytes, writers, seconds)
             _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, disk)
     await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
@@ -116,7 +116,7 @@ def bare(folder: Path, size_bytes: int, seconds: float) -> Measured:
         path.unlink()
 
 
-async def acknowledged(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
     """Append batches by several writers for a time."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []

@@ -25,7 +25,7 @@ def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Tar
 
 
 @contextmanager
-def both(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
+def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
     """Trino, and the adapter before it."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         alone = Target(TRINO, trino.base_url, (trino.process.pid,), folder)

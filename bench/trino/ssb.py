@@ -91,7 +91,7 @@ class Case:
 async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
-    return _asked("trino_ssb", folder, LAYOUTS, scale, files, rounds)
+    return _run_queries("trino_ssb", folder, LAYOUTS, scale, files, rounds)
 
 
 async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Report:
@@ -100,7 +100,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
     layouts = [item for item in LAYOUTS if item.name == CLUSTERED]
-    report = _asked("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
+    report = _run_queries("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
     report.notes.append(
         f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
         "joins takes more than that when it is asked for the first time."
@@ -108,7 +108,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     return report
 
 
-def _asked(
+def _run_queries(
     bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
     with ExitStack() as opened:

@@ -29,7 +29,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import served
+from bench.writing.session import serve
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import apply_transform
@@ -88,14 +88,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     failed: dict[str, float] = {}
     attempts = 0.0
     with (
-        served(folder) as server,
+        serve(folder) as server,
         closing(IndexClient(server.base_url)) as client,
         get_context("spawn").Manager() as manager,
         ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool,
     ):
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
-            jobs, stored = _prepared(client, kind, name, writers, times + 1)
+            jobs, stored = _prepare(client, kind, name, writers, times + 1)
             result = _at_once(pool, manager, jobs)
             committed = sum(item.committed for item in result)
             _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
@@ -121,7 +121,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
+def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
     """Return the jobs, and how many rows the table has before they begin."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
@@ -163,16 +163,16 @@ def _work(barrier: Barrier, job: Job) -> Outcome:
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it logs each new try
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
         first, *others = (partial(write, batch) for batch in job.batches)
-        rows = ROWS * (_tried(first) > 0)
+        rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
         began = time.monotonic()
-        tries = [_tried(item) for item in others]
+        tries = [_try_commit(item) for item in others]
         committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
         return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
 
 
-def _tried(commit: Callable[[], int]) -> int:
+def _try_commit(commit: Callable[[], int]) -> int:
     """Attempts that it took; 0 where it failed."""
     try:
         return commit()

@@ -146,12 +146,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             began_s = time.perf_counter()
             batch = feed.next()
             for name, table in tables.items():
-                append_s[name].append(_timed(partial(_append, table, batch, failures)))
+                append_s[name].append(_time(partial(_append, table, batch, failures)))
             if number % every == 0:
                 _look(folder, client, catalog, feed, looks, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
-        settled_s = _timed(lambda: _settle(client))
+        settled_s = _time(lambda: _settle(client))
         _look(folder, client, catalog, feed, looks, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
@@ -173,7 +173,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _time(work: Callable[[], object]) -> float:
     """Seconds."""
     began_s = time.perf_counter()
     work()
@@ -235,7 +235,7 @@ def _look(
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
     for name, look in taken.items():
         table = catalog.load_table(TABLES[name])
-        look.pyiceberg_ms = 1000 * _timed(lambda table=table: list(table.scan("customer = 7").plan_files()))
+        look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
         look.opened = {kind: statistics.fmean(shares) for kind, shares in opened[name].items()}
         looks[name].append(look)

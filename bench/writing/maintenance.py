@@ -119,7 +119,7 @@ def _statistics(
         ).collect(),
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
-    whole = _timed(works, rounds, lambda: None)
+    whole = _time(works, rounds, lambda: None)
     counts = {name: _distinct(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
@@ -133,10 +133,10 @@ def _statistics(
             append(client, table, _rows(number[0] * ROWS))
 
     fresh = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
-    return {"statistics of the whole table": whole, "statistics after one more commit": _timed(fresh, rounds, commit)}
+    return {"statistics of the whole table": whole, "statistics after one more commit": _time(fresh, rounds, commit)}
 
 
-def _timed(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
+def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
     """Medians in milliseconds."""
     took: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):

@@ -35,7 +35,7 @@ class Lake:
 
 
 @contextmanager
-def served(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
+def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
     """A server whose tables may have the files of bases."""
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": bases.resolve().as_uri()}
     with Seamark(folder / "home", warehouse=(folder / "warehouse").as_uri(), env=env) as server:
@@ -45,7 +45,7 @@ def served(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 @contextmanager
 def lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
     with (
-        served(folder, bases) as server,
+        serve(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(folder / "spark", SPARK) as spark,
     ):

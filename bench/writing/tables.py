@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 def keys_of(numbers: Numbers) -> pa.Array:
     """Of each row number its UUID, as text."""
-    halves = np.stack([_mixed(numbers, 1), _mixed(numbers, 2)], axis=1).astype(">u8")
+    halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
     texts = np.full((len(numbers), 36), ord("-"), dtype=np.uint8)
     texts[:, [place for place in range(36) if place not in _DASHES]] = digits
@@ -83,7 +83,7 @@ def keys_of(numbers: Numbers) -> pa.Array:
     return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(texts))
 
 
-def _mixed(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
+def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
     """Return the finalizer of SplitMix64, one to one."""
     at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
     at = at * np.uint64(0x9E3779B97F4A7C15)
@@ -174,10 +174,12 @@ class Base:
 
 def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
     """Made if it is not there yet. 40 bytes a row."""
-    return kept(rows, layout, partial(_written, rows=rows, layout=layout), bases=bases)
+    return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
 
-def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path) -> Base:
+def make_once(
+    rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path
+) -> Base:
     """Return what was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
@@ -194,8 +196,8 @@ def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict
     return Base(rows, layout, metadata, written.size_bytes)
 
 
-def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
-    with making(folder) as client:
+def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
+    with run_server(folder) as client:
         create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
         into = open_destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
@@ -209,7 +211,7 @@ def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[s
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[SeamarkClient]:
+def run_server(folder: Path) -> Iterator[SeamarkClient]:
     """Of a server whose tables are in the folder."""
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     with (
@@ -262,7 +264,7 @@ def _namespace(client: SeamarkClient) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
 
 
-def cloned(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+def clone(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
     """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
     metadata = dict(base.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}

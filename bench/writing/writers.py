@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, cloned, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone, register
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -70,7 +70,7 @@ class OurTable:
     def of(
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
     ) -> OurTable:
-        register(client, folder.name, cloned(base, folder, dict.fromkeys(MODES, mode)))
+        register(client, folder.name, clone(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
@@ -145,7 +145,7 @@ def forget(folder: Path, live: set[str]) -> None:
 
 
 @contextmanager
-def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     """The session's settings within the block."""
     before = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():

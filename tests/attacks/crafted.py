@@ -132,7 +132,7 @@ async def harvest(c: Campaign, name: str) -> None:
 
 def search_storage(c: Campaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    result = c.world.secrets.found(c.world.read(place))
+    result = c.world.secrets.find_leaks(c.world.read(place))
     if result:
         c.steps.append(f"reads {place}")
         c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")

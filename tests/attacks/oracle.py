@@ -73,7 +73,7 @@ class Secrets:
                 assert not secret.is_value, f"a hint holds the {secret}"
                 self.known.add(secret)
 
-    def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
+    def find_leaks(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
         """Return the secrets in an answer that the attacker has not been given."""
         lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
         secrets: set[Secret] = set()

@@ -125,7 +125,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
         status, body, answered = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
         c.steps.append(f"{who or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
-        result = world.secrets.found(body, answered)
+        result = world.secrets.find_leaks(body, answered)
         if result:
             c.report(f"the gateway's answer has {', '.join(map(str, result))}")
         if status < 300:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure import Worker, drive, in_turns, repeat
+from bench.measure import Worker, drive, repeat, run_alternately
 from bench.targets import Target
 from bench.wire import Connection, LoadError, Request, Response, request
 
@@ -138,6 +138,6 @@ async def test_servers_are_measured_in_alternating_order() -> None:
             return await drive(target, [repeat(request("GET", "/"), 1)])
 
         run: Callable[..., object] = piece
-        samples = await in_turns(targets, 3, run)  # type: ignore[arg-type]
+        samples = await run_alternately(targets, 3, run)  # type: ignore[arg-type]
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert [len(samples[name]) for name in "ab"] == [3, 3]

@@ -325,7 +325,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
             with pytest.raises(CommitConflict, match="since it was dropped"):
                 await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
         assert (await tables.load(("a",), "again")).entry == second
-        # It may return in place of the other, and the other after it.
+        # The entry may be restored in place of the other entry, and the other entry may follow.
         for entry in (first, second):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)

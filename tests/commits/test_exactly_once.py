@@ -117,7 +117,7 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     uuid = (await lake.metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         sent = [asyncio.create_task(lake.send(numbered_change(lake, sequence))) for sequence in (1, 2)]
-        await lake.waiting(2)
+        await lake.wait_for_changes(2)
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _change_table_of_name(api, how)
     answers = await asyncio.gather(*sent)
@@ -153,7 +153,7 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
                 body = numbered_change(lake, sequence)
                 while True:
-                    with suppress(Unreachable, ServerFailed):  # Sometimes in all its attempts: then like a job
+                    with suppress(Unreachable, ServerFailed):  # Sometimes all attempts fail. Then the client starts again, as a job does.
                         client.commit("db.t", body)
                         break
                 sequence += 1

@@ -98,7 +98,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
             planned_prepare = await prepare(*args, **kwargs)
             before = await pointer()
             lost += 1
-            with suppress(TimeoutError):  # The other replica commits first, unless it may not.
+            with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
                     while await pointer() == before:
                         await asyncio.sleep(0.005)
@@ -200,7 +200,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
             tasks = []
             for count, body in enumerate(bodies, 1):
                 tasks.append(asyncio.create_task(lake.send(body)))
-                await lake.waiting(count)
+                await lake.wait_for_changes(count)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
         metadata = await lake.metadata()
@@ -238,7 +238,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
             tasks = []
             for number in order:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
-                await lake.waiting(len(tasks))
+                await lake.wait_for_changes(len(tasks))
         answers += await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
@@ -264,12 +264,12 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
             alone = asyncio.create_task(lake.send(others[0]))
-            await lake.waiting(1)
+            await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
-            await lake.waiting(3)  # The order in which two changes are sent does not determine which is first.
+            await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
             later = (lake.send(others[1], key=key), lake.send(others[2]))
             tasks += [asyncio.create_task(item) for item in later]
-            await lake.waiting(5)
+            await lake.wait_for_changes(5)
         one, twin, other_body, last = await asyncio.gather(*tasks)
         assert {(await alone).status, one.status, twin.status, last.status} == {200}
         assert one.json["snapshot-id"] == twin.json["snapshot-id"]

@@ -1,4 +1,4 @@
-"""Tests of partitions across specs and of the rest of a filter, compared with rows.
+"""Tests of partitions of different specs, and of the rest of a filter (the residual), compared with rows.
 
 If two partitions are proved to be disjoint, contained or complementary, the rows must agree.
 """
@@ -161,7 +161,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
         return constraints(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
-    monkeypatch.setattr(overlap, "_are_disjoint", None)  # Comparing two would fail.
+    monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):

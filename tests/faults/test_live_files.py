@@ -75,17 +75,17 @@ class RandomClient:
         purge = self._random.random() < 0.5
         return self._client.call("DELETE", f"{TABLES}/{name}?purgeRequested={str(purge).lower()}")
 
-    def _dropped(self) -> dict[str, Any] | None:
+    def _random_dropped(self) -> dict[str, Any] | None:
         status, body = self._client.call("GET", "/api/v1/dropped")
         assert status == 200, body
         return self._random.choice(body["dropped"]) if body["dropped"] else None
 
     def _undrop(self, name: str) -> tuple[int, Any] | None:
-        row = self._dropped()
+        row = self._random_dropped()
         return row and self._client.call("POST", f"/api/v1/dropped/{row['id']}/undrop", {"name": name})
 
     def _purge(self, _: str) -> tuple[int, Any] | None:
-        row = self._dropped()
+        row = self._random_dropped()
         return row and self._client.call("DELETE", f"/api/v1/dropped/{row['id']}")
 
     def _rename(self, name: str) -> tuple[int, Any]:
@@ -98,7 +98,7 @@ class RandomClient:
 
     def _register(self, name: str) -> tuple[int, Any]:
         """Register a second name for a live table, or a name for a dropped one; both then share their files."""
-        row = self._dropped() if self._random.random() < 0.5 else None
+        row = self._random_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
             if status != 200:

@@ -58,11 +58,11 @@ def _start(postgres: Postgres) -> None:
     postgres.process.start(lambda: _answers(postgres), timeout_s=60)
 
 
-def _stop_and_start(postgres: Postgres) -> None:
+def _stop(postgres: Postgres) -> None:
     postgres.process.stop(first=signal.SIGINT)
 
 
-def _kill_and_start(postgres: Postgres) -> None:
+def _kill(postgres: Postgres) -> None:
     """Kill all processes of PostgreSQL at once, as in a power failure; each has a group of its own."""
     main = psutil.Process(postgres.process.pid)
     everyone = [main, *main.children(recursive=True)]
@@ -80,8 +80,8 @@ def _exists(location: str) -> bool:
 @pytest.mark.parametrize(
     "ends",
     [
-        pytest.param(_stop_and_start, id="stopped", marks=pytest.mark.slow),
-        pytest.param(_kill_and_start, id="killed -9"),
+        pytest.param(_stop, id="stopped", marks=pytest.mark.slow),
+        pytest.param(_kill, id="killed -9"),
     ],
 )
 def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable[[Postgres], None]) -> None:

@@ -125,7 +125,7 @@ def failed_tasks(events: Path) -> list[dict[str, Any]]:
 
 
 def _is_another(ended: dict[str, Any]) -> bool:
-    """Return whether this is not the first attempt of its task, or belongs to a stage that runs again."""
+    """Return whether this attempt repeats a task: as a later attempt, or in a stage that runs again."""
     about = ended["Task Info"]
     return bool(about["Attempt"] or about["Speculative"] or ended["Stage Attempt ID"])
 

@@ -240,7 +240,7 @@ async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
         endpoint = urlsplit(keys.endpoint)
-        target, signed = keys.signed("PUT", "data/late")
+        target, signed = keys.sign("PUT", "data/late")
         head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
         reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
         parts = tmp_path / "objects" / ".seamark-uploads"

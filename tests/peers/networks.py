@@ -78,7 +78,7 @@ class Network:
     hosts: Sequence[Host]
 
     @contextmanager
-    def divided(self) -> Iterator[None]:
+    def divide(self) -> Iterator[None]:
         """Cut all hosts off from each other for the block.
 
         All reach this machine, and it reaches them.
@@ -131,7 +131,7 @@ def network(count: int) -> Iterator[Network]:
                 _run(f"{inside} link set eth0 up")
                 _run(f"{inside} link set lo up")
             network = Network(f"{subnet}.1", hosts)
-            with network.divided():
+            with network.divide():
                 pass
         except (AssertionError, OSError) as error:
             pytest.skip(f"no network namespaces here: {error}")

@@ -34,8 +34,8 @@ from tests.planner.lakes.tables import (
     numbers,
     numbers_of,
     on_day,
+    open_test_planner,
     path_of,
-    planning,
 )
 from tests.seeds import quick
 from tests.server.rig import running
@@ -66,7 +66,7 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
         ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
         assert len(ends) > 2 or victim.content == 1, "several blocks, so that a cut between two reads as a whole file"
         rng = random.Random(len(content))
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             for end in {0, 1, 3, 4, 16, len(content) - 1, *ends, *(rng.randrange(len(content)) for _ in range(40))}:
                 path.write_bytes(content[:end])
                 with pytest.raises(Corrupt, match=path.name):
@@ -81,7 +81,7 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
     path = tmp_path / "t" / "metadata" / which
     content = path.read_bytes()
     path.unlink()
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         for _ in range(2):
             with pytest.raises(Corrupt, match=f"{which} is not in storage; .* on the server's machine"):
                 await numbers(planner, table.metadata)
@@ -121,7 +121,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     metadata, seen = table.metadata, Counter[str]()
     path = path_of(manifests[1])
     content = path.read_bytes()
-    async with planning(tmp_path, plan_memory_bytes=0) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
         for turn in range(150):
             damaged = bytearray(content)
             start = 0 if turn % 3 == 0 else content.index(content[-16:])
@@ -155,7 +155,7 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
     path = path_of(manifest)
     content = path.read_bytes()
     spec_id = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         path.write_bytes(content[:spec_id] + b"4" + content[spec_id + 1 :])
         with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
             await numbers(planner, table.metadata)
@@ -182,7 +182,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
             damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         context = f"seed {seed}, turn {turn}"
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except (Corrupt, BadRequest, Forbidden, StorageError) as error:
@@ -221,7 +221,7 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         table.commit(number, manifests)
         for manifest, old_content, old_spec in zip(manifests, kept["content"], kept["spec"], strict=True):
             manifest.content, manifest.spec_id = old_content, old_spec
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
                 with pytest.raises(Corrupt, match=told):
                     await numbers(planner, table.metadata)
@@ -233,13 +233,13 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
 
 
 async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
-    """A later format version or a flipped bit in the header's schema would cause this."""
+    """The type may come from a later format version or from a flipped bit in the schema of the header."""
     table, manifests = create_filled_table(tmp_path / "t")
     path = path_of(manifests[1])
     known, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
     assert path.read_bytes().count(known) == 1
     path.write_bytes(path.read_bytes().replace(known, unknown))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(40))
         assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
 
@@ -298,7 +298,9 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         faulty.append(FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
         return faulty[0]
 
-    async with planning(tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0) as planner:
+    async with open_test_planner(
+        tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0
+    ) as planner:
         counts = Counter[str]()
         for _ in range(12):
             expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
@@ -358,20 +360,20 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
     everything = list(range(6_400))
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
     for filter, expected in ((between(100, 3500), everything[100:3501]), (True, everything)):
-        async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
             decoded = planner.stats().decoded
@@ -385,7 +387,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
     """
     rng = random.Random(seed)
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
         planner._views.budget_bytes = 0
         for turn in range(40):
             low = rng.randrange(200)
@@ -408,7 +410,7 @@ async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_p
     table, _ = create_filled_table(tmp_path / "t")
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
-        async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
+        async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
             assert await numbers(planner, table.metadata, on_day(2)) == list(range(20, 30))
 
@@ -422,7 +424,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
     }
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
-        async with planning(tmp_path, **options) as planner:
+        async with open_test_planner(tmp_path, **options) as planner:
             planner._views.budget_bytes = 0
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
@@ -430,15 +432,15 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"
-        async with planning(tmp_path, **options) as planner:
+        async with open_test_planner(tmp_path, **options) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
         decoded = len(manifests)
         async with asyncio.timeout(60):
             while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
-                async with planning(tmp_path, **options) as planner:
+                async with open_test_planner(tmp_path, **options) as planner:
                     assert await numbers(planner, table.metadata) == list(range(40))
                     decoded = planner.stats().decoded
         await disk.make_read_only()
         for _ in range(2):
-            async with planning(tmp_path, **options) as planner:
+            async with open_test_planner(tmp_path, **options) as planner:
                 assert await numbers(planner, table.metadata) == list(range(40))

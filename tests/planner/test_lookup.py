@@ -54,7 +54,7 @@ from tests.seeds import examples
 
 
 @asynccontextmanager
-async def a_planner(folder: Path) -> AsyncIterator[Planner]:
+async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
@@ -142,7 +142,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
     seen, count = Counter[str](), examples(60, 20)
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(count):
             await judge_prefixes(seed, tmp_path, planner, seen)
     assert seen["prefixes"] > 8 * count
@@ -152,7 +152,7 @@ async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_pa
 @pytest.mark.slow
 async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(1000, 1600):
             await judge_prefixes(seed, tmp_path, planner, counts)
 
@@ -199,7 +199,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
 
 async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(100, 100 + examples(60, 20)):
             await judge_stats(seed, tmp_path, planner, counts)
     for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
@@ -207,7 +207,7 @@ async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> N
 
 
 async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(10):
             lake = random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
@@ -222,7 +222,7 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(200, 200 + examples(40, 12)):
             lake = random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await views(lake, planner):

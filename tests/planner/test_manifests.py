@@ -26,7 +26,7 @@ from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.lakes.kinds import to_bytes
-from tests.planner.lakes.tables import Table, numbers, planning
+from tests.planner.lakes.tables import Table, numbers, open_test_planner
 from tests.seeds import examples
 
 KINDS = dict(enumerate(VALUES, start=1000))
@@ -239,7 +239,7 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
     monkeypatch.setattr(ManifestSummaries, "find_needed", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
-    async with planning(tmp_path) as opened:
+    async with open_test_planner(tmp_path) as opened:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}
             assert await numbers(opened, table.metadata, filter_json) == [day for day in range(4) if day in days]

@@ -28,7 +28,7 @@ Column = dict[str, Any]
 
 
 def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """Return one schema change: reuse a name with another type, swap two names, or widen a type."""
+    """Return the columns after a schema change: a name reused with another type, two swapped names, or a wider type."""
     results = [dict(column) for column in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
     one, other = rng.sample(results, 2)

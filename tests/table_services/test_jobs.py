@@ -153,7 +153,7 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # In its first or second turn
+    assert spent["small"] == 1  # The job of the tenant runs in its first or second turn.
     assert abs(spent["large"] - spent["slow"]) <= 20
 
 

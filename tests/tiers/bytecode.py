@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def rotate_files(files: Sequence[Path], number: int, processes: int) -> list[Path]:
-    """Return all files, starting with the share of process `number`."""
+    """Return all files in an order that begins with the share of process `number`."""
     start = len(files) * number // processes
     return [*files[start:], *files[:start]]
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
-from tests.planner.lakes.entries import read_manifest_list, read_data_files
+from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
 OTHERS = {"X-Seamark-Plans": "trino-2"}

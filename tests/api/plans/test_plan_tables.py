@@ -16,7 +16,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.plans.planned import EQ_5, append, tens
-from tests.planner.lakes.entries import read_manifest_list, read_data_files
+from tests.planner.lakes.entries import read_data_files, read_manifest_list
 from tests.server.rig import LateClock, Running, running
 
 OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"

@@ -198,7 +198,7 @@ def contents(version: int) -> list[int]:
     return [0] if version == 1 else [0, 1, 2]
 
 
-def written(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 

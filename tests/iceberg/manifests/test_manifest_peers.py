@@ -20,7 +20,7 @@ from pyiceberg.manifest import read_manifest_list
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
-from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherit_values, written
+from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, encode_entries, inherit_values
 from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
 from tests.seeds import examples
 from tests.services.java import SHORT_LIVED, java_17
@@ -47,7 +47,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     entries, described = [], []
     for content in contents(version):
         entries.append(case.entries(content))
-        made = written(case, entries[-1], min(content, 1))
+        made = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
         described.append(made.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
@@ -109,7 +109,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     described, entries = [], []
     for content in contents(case.version):
         entries.append(case.entries(content))
-        made = written(case, entries[-1], min(content, 1))
+        made = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
         described.append(made.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))

@@ -44,12 +44,12 @@ from tests.iceberg.manifests.content_files import (
     SNAPSHOT,
     Case,
     contents,
+    encode_entries,
     inherit_values,
     live,
     replace_fields,
     same,
     summary_of,
-    written,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest_bytes
@@ -85,7 +85,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     case = Case(seed, version)
     for content in contents(version):
         entries = case.entries(content)
-        made = written(case, entries, min(content, 1))
+        made = encode_entries(case, entries, min(content, 1))
         described = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = write_and_read_list(case, [described])
         actual_entries = read_entries(made.data, manifest, case.metadata)
@@ -100,7 +100,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
-    made = written(case, entries)
+    made = encode_entries(case, entries)
     result = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
     assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
@@ -211,7 +211,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     case = Case(seed, 3)
     wide = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
-    made = written(case, entries)
+    made = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
         case, [made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
     )
@@ -268,14 +268,14 @@ def added_entry(file: ContentFile, **more: Any) -> ManifestEntry:
 def test_equal_entries_produce_equal_bytes() -> None:
     case = Case(5, 2)
     entries = case.entries() or [case.entry()]
-    assert written(case, entries).data == written(case, entries).data
+    assert encode_entries(case, entries).data == encode_entries(case, entries).data
 
 
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     case = table(properties={"write.avro.compression-codec": codec})
     entries = [added_entry(data_file(file_path=f"{i}.parquet")) for i in range(450)]
-    data = written(case, entries).data
+    data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
     if codec in (
         "gzip",
@@ -290,7 +290,8 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
 def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
     entries = [added_entry(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
-        len(written(table(properties={"write.avro.compression-level": level}), entries).data) for level in ("1", "9")
+        len(encode_entries(table(properties={"write.avro.compression-level": level}), entries).data)
+        for level in ("1", "9")
     ]
     assert sizes[0] > sizes[1]
 
@@ -305,12 +306,12 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 )
 def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
-        written(table(properties=properties), [])
+        encode_entries(table(properties=properties), [])
 
 
 def test_manifest_header_equals_that_of_javas_writers() -> None:
     case = table(3, [(1, "bucket[4]", "b")])
-    metadata = decode_manifest(written(case, []).data, "m").metadata
+    metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
     assert json.loads(metadata["schema"]) == case.json()["schema"]
     assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
     assert {name: metadata[name] for name in ("schema-id", "partition-spec-id", "format-version", "content")} == {
@@ -321,7 +322,7 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     }
     deletes = write_manifest([], metadata=case.metadata, spec_id=0, content=1)
     assert decode_manifest(deletes.data, "m").metadata["content"] == "deletes"
-    assert "content" not in decode_manifest(written(table(1), []).data, "m").metadata
+    assert "content" not in decode_manifest(encode_entries(table(1), []).data, "m").metadata
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_entries_that_readers_would_misread_are_not_written(
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
-    made = written(
+    made = encode_entries(
         table(1), [added_entry(data_file(), snapshot_id=5), added_entry(data_file(), status=EXISTING, snapshot_id=4)]
     )
     (manifest,) = decode_manifest_list(
@@ -398,7 +399,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
         added_entry(data_file(record_count=9), **old | {"status": DELETED}),
         added_entry(data_file(record_count=1)),
     ]
-    made = written(case, entries)
+    made = encode_entries(case, entries)
     described = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), following = assign_first_row_ids([described], 1_000)
     assert following == 1_081
@@ -407,7 +408,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 
 
 def test_version_3_manifest_list_requires_first_row_ids() -> None:
-    described = written(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    described = encode_entries(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):
         write_manifest_list([described], format_version=3, **options)
@@ -423,7 +424,7 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
 def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
     case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
-    made = written(case, [added_entry(data_file((value, 1))) for value in uuids])
+    made = encode_entries(case, [added_entry(data_file((value, 1))) for value in uuids])
     assert (made.partitions is not None) == agree
 
 
@@ -431,7 +432,7 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
     case = table(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
-    made = written(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
+    made = encode_entries(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
     assert made.partitions is not None
     (summary,) = made.partitions
     assert (summary.contains_null, summary.contains_nan) == (True, True)
@@ -440,7 +441,7 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
 
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
-    made = written(case, [added_entry(data_file((LOW, 3)))])
+    made = encode_entries(case, [added_entry(data_file((LOW, 3)))])
     manifest = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     without = {"type": "struct", "schema-id": 1, "fields": columns}
@@ -462,7 +463,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
     case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
-    made = written(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
+    made = encode_entries(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(made.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
     partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
@@ -473,7 +474,7 @@ def test_partition_field_without_values_has_type_null() -> None:
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
-    made = written(case, [added_entry(data_file((1,)))])
+    made = encode_entries(case, [added_entry(data_file((1,)))])
     manifest = made.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed, told in [
         (made.data[:-1], {}, "bytes; the manifest list states"),
@@ -496,7 +497,7 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: flo
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    made = written(case, case.entries())
+    made = encode_entries(case, case.entries())
     data = bytearray(made.data)
     data[int(at * len(data))] = byte
     manifest = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)

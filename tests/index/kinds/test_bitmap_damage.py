@@ -149,7 +149,7 @@ def test_damaged_section_is_not_merged() -> None:
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("form", [CODES, BYTES])
 def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int, form: int) -> None:
-    """Checksums detect accidents; a malicious writer computes matching ones."""
+    """Checksums detect accidental damage only: a malicious writer computes checksums that match."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
         Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)

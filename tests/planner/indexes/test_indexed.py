@@ -77,7 +77,7 @@ class Rig:
         await self.table.register()
         return self.table
 
-    async def planning(
+    async def open_planning(
         self, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **options: Any
     ) -> Planning:
         return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **options))
@@ -86,7 +86,7 @@ class Rig:
         request = ScanRequest(filter=parse_expression(filter))
         return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.entry())
 
-    async def planned(self, planning: Planning, filter: Any) -> list[int]:
+    async def plan_files(self, planning: Planning, filter: Any) -> list[int]:
         return numbers_of(await self.scan(planning, filter))
 
 
@@ -273,7 +273,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     again = await table.index("b", [1])
     other = Table(rig.folder / "other")
     other.commit(1, [other.manifest("a", [0])])
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
     opened = [await planning.indexes.open(file) for file in await table.files()]
@@ -299,23 +299,23 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
 
 async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    planning = await rig.planning()
-    assert await rig.planned(planning, ODD) == [1]
+    planning = await rig.open_planning()
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", [0, 2, 3])
-    assert await rig.planned(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", [1])
-    assert await rig.planned(planning, ODD) == []
-    assert await rig.planned(planning, eq(14)) == [1]
-    assert await rig.planned(planning, or_filter(ODD, eq(55))) == [5]
+    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, eq(14)) == [1]
+    assert await rig.plan_files(planning, or_filter(ODD, eq(55))) == [5]
 
 
 async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     never = and_filter(eq(12), eq(14))
     for name in ("l", "r"):
         await table.index(name, FILES)
-        assert await rig.planned(planning, never) == [1]
+        assert await rig.plan_files(planning, never) == [1]
     await table.index("b", FILES)
     scan = await rig.scan(planning, never)
     assert numbers_of(scan) == []
@@ -328,7 +328,7 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
     await table.index("i", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     scan = await rig.scan(planning, or_filter(ODD, eq(14)))
     assert numbers_of(scan) == [1]
     scan = await rig.scan(planning, or_filter(ODD, eq(24)))
@@ -352,7 +352,7 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
         stores[0].hold = late.name
         return stores[0]
 
-    planning = await rig.planning(watched, index_wait_s=0.2)
+    planning = await rig.open_planning(watched, index_wait_s=0.2)
     scan = await rig.scan(planning, or_filter(ODD, eq(35)))
     assert numbers_of(scan) == [1]
     assert not scan.complete
@@ -372,7 +372,7 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
 
     def fault(_: memoryview) -> Any:
         raise ZeroDivisionError
@@ -381,7 +381,7 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     scan = await rig.scan(planning, ODD)
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
 
 
 async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
@@ -396,7 +396,7 @@ async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, Reco
         stores[0].hold = path.name
         return stores[0]
 
-    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
+    planning = await rig.open_planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
     return planning, stores[0]
 
 
@@ -416,7 +416,7 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     asked_before = len(storage.ranges)
-    assert await rig.planned(planning, or_filter(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == asked_before
     assert storage.reads.count(path.name) == 1
 
@@ -426,10 +426,10 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await far_away(rig, path)
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
     opening = len(storage.ranges)
     assert opening <= 7
-    assert await rig.planned(planning, or_filter(eq(15), eq(34))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(15), eq(34))) == [3]
     assert len(storage.ranges) - opening <= 4
     scan = await rig.scan(planning, eq(14))
     assert (numbers_of(scan), scan.complete) == ([1], True)
@@ -437,7 +437,7 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     before = len(storage.ranges)
-    assert await rig.planned(planning, or_filter(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == before
 
 
@@ -448,13 +448,13 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path)
-    assert await rig.planned(planning, eq(12)) == [1]
+    assert await rig.plan_files(planning, eq(12)) == [1]
     request_count = len(storage.ranges)
     scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
     assert len(storage.ranges) == request_count + 1, "the section of one file"
-    plain = await rig.scan(await rig.planning(), and_filter(eq(12), eq(14)))
+    plain = await rig.scan(await rig.open_planning(), and_filter(eq(12), eq(14)))
     assert plain.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
 
@@ -466,8 +466,8 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path, index_wait_s=0.6)
-    assert await rig.planned(planning, eq(12)) == [1]
-    assert await rig.planned(planning, eq(14)) == [1]
+    assert await rig.plan_files(planning, eq(12)) == [1]
+    assert await rig.plan_files(planning, eq(14)) == [1]
     request_count = len(storage.ranges)
 
     async def never(location: str, start: int, length: int) -> bytes:
@@ -493,7 +493,7 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
-    assert len(await rig.planned(planning, many)) < 6
+    assert len(await rig.plan_files(planning, many)) < 6
 
 
 @pytest.mark.each_value
@@ -525,20 +525,20 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
 
 async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     first = await table.index("b", [0])
     before = await rig.scan(planning, ODD)
     assert await rig.scan(planning, ODD) is before
     await table.index("b", FILES, remove=[first.as_uri()])
     first.unlink()
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
     assert planning.indexes.failures == 0
 
 
 async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     plain = await planning.planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
     before = planning.planner.stats().added_bytes
     first = await rig.scan(planning, eq(16))
@@ -563,7 +563,7 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     blob = open_index_file(bytes(data), "x").header
     data[blob.offset + blob.length - 16] ^= 0x10  # The damage is in the last section.
     path.write_bytes(data)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     scan = await rig.scan(planning, or_filter(and_filter(eq(52), eq(54)), eq(13)))
     assert 5 in numbers_of(scan)
     assert not scan.complete
@@ -572,15 +572,15 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     (file,) = await table.files()
     assert file.state is IndexFileState.QUARANTINED
     assert file.reason
-    assert await rig.planned(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", FILES)
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
 
 
 async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     (file,) = await table.files()
     opened = await planning.indexes.open(file)
     assert opened is not None
@@ -595,8 +595,8 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
 async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
-    planning = await rig.planning()
-    assert await rig.planned(planning, ODD) == []
+    planning = await rig.open_planning()
+    assert await rig.plan_files(planning, ODD) == []
     document: dict[str, Any] = json.loads(json.dumps(table.table._json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"

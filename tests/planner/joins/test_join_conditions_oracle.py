@@ -219,7 +219,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
             for one, outcome in zip(asked, answer.json["joins"], strict=True)
             if outcome["used"]
         }
-        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # they may have no limit
+        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # An extreme may have no limit.
         assert has_extremes or all(join["used"] for join in answer.json["joins"]), (seed, answer.json["joins"], asked)
         counts += Counter(used)
         counts += Counter(next(iter(item["on"])) for item in asked if item.get("transform") == "range")

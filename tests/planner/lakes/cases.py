@@ -67,7 +67,7 @@ class Case:
         """Whether the filter compares a float column with a zero, for which clients differ."""
         return _compares_zero(self.filter, self.names)
 
-    def matching(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
+    def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """Return for each row of a file whether it satisfies an expression in this case's names."""
         names = self.names
         return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]

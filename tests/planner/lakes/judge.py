@@ -147,7 +147,7 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
     assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
-        equal, ordered, sparks = (case.matching(file, case.filter, meaning) for meaning in CLIENTS)
+        equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
         expected = [one or other for one, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
             expected = [one or other for one, other in zip(expected, sparks, strict=True)]
@@ -168,9 +168,9 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         judge_deletes(case, file, ours[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
-            left = case.matching(file, ours[path].residual, meaning)
+            left = case.match_rows(file, ours[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
-                meant = case.matching(file, case.filter, replace(meaning, nan_greatest=True))
+                meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
             assert left == meant or (case.names_infinity and left == sparks), (
                 f"residual {ours[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
@@ -201,7 +201,7 @@ def judge_deletes(
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
-    return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
+    return any(wanted[position] for position in case.lake.removed_positions(delete, file) if position < len(wanted))
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:

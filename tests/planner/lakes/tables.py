@@ -223,7 +223,7 @@ class RecordingObjects(ForwardingObjects):
 
 
 @asynccontextmanager
-async def planning(
+async def open_test_planner(
     folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
 ) -> AsyncIterator[Planner]:
     """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""

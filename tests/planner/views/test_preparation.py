@@ -1,4 +1,4 @@
-"""Tests of views of new snapshots that are prepared before a plan needs them: which are prepared, and their plans.
+"""Tests of views that the planner prepares before a plan needs them: which views it prepares, and the plans.
 
 The oracle of each plan is the list of files that the test gave to the snapshot.
 """
@@ -26,7 +26,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import T, append, numbers, tens
 from tests.planner.lakes.manifests import Manifest
-from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers_of, on_day, path_of, planning
+from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers_of, on_day, open_test_planner, path_of
 from tests.seeds import first_seed
 from tests.server.rig import Running, running
 from tests.waits import until
@@ -112,7 +112,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     rng = random.Random(seed)
     lake = Lake(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
-    async with planning(tmp_path, plan_memory_bytes=memory) as planner, planning(tmp_path) as other:
+    async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
         async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
@@ -163,7 +163,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         watcheds.append(RecordingObjects(inner))
         return watcheds[0]
 
-    async with planning(tmp_path, wrap) as planner:
+    async with open_test_planner(tmp_path, wrap) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, between(1, 2))
         lake.append()
@@ -181,7 +181,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     lake.append()
     after = lake.commit()
     size = path_of(lake.manifests[0][0]).stat().st_size
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "nobody has planned it"
         await plan(planner, before)
         decoded = planner.stats().decoded
@@ -193,7 +193,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         assert planner.stats().decoded == decoded + 1
         needed = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
-        async with planning(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
+        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
             await plan(planner, before)
             views = planner.stats().views
             assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "there is no room"
@@ -203,7 +203,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
 
 async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, between(1, 2))
         latest = planned_table(before)
@@ -221,7 +221,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
 
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan(planner, before)
         lake.append()
