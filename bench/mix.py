@@ -1,4 +1,4 @@
-"""Requests a second on the read and write mixes of the Polaris benchmarks.
+"""How many requests per second can a server answer with the read and write mixes of the Polaris benchmarks?
 
 The dataset and the mix are those of apache/polaris-tools: a tree of namespaces (width 2, depth 4), 5 tables and 3 views
 in each leaf, 10 columns and 10 properties each; reads are nine kinds at equal odds (list, check, fetch of namespaces,

@@ -252,7 +252,7 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
         rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
         row = rows[case, measure]
         *_, ratio, ours, _ = cells(row, [OURS])
-        if row.unit == "×":  # a mean of ratios
+        if row.unit == "×":  # The value is a mean of ratios.
             ratio, ours = ours.replace(" ", ""), "–"
         results.append((name, operation, ours, peer, ratio))
     return results

@@ -1,4 +1,4 @@
-"""The 13 queries, each run in three ways alternately, and what an engine read for them."""
+"""The 13 queries, which run alternately in three ways, and the data that an engine read for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Query:
     """One query.
 
     Attributes:
-        bound: Files of the clustered layout that hold a row of the answer; no plan can keep fewer.
+        bound: The number of files of the clustered layout with a row of the answer. No plan can keep fewer files.
     """
 
     name: str
@@ -100,7 +100,7 @@ def on_clustered(text: str) -> str:
 
 
 def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
-    """Return how Spark runs a query, for each column."""
+    """Return the functions that run a query in Spark, by the column of the demo."""
 
     def asking(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
@@ -127,7 +127,7 @@ def compare(
     rounds: int,
     warm_up: Sequence[str],
 ) -> Comparison:
-    """Ask the queries `rounds` times, in each way.
+    """Run the queries `rounds` times in each way.
 
     Before, each query of `warm_up` runs once in one way, which is not counted: the engine compiles and caches what all
     need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage.

@@ -1,9 +1,9 @@
 """How long does the bitmap index take to say which rows match? `python -m bench.index.bitmap [--quick]`
 
-A million rows, two columns of one cardinality in any order. Every system answers with the positions of the matching
-rows, ascending, and all must agree. Ours probes an opened index; the Parquet readers have the file in the page cache,
-read only the needed columns, and use both cores; roaring has the same slices of the same ranks as ours, in memory, with
-runs optimised, and the same algorithm. The systems are timed alternately.
+The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
+positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have
+the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices of ranks in
+memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How long does it take to know which of 100,000 data files may hold a key? `python -m bench.index.bloom [--quick]`
 
-Ours asks one merged blob: in memory, and from a file of which it reads only the ranges that a probe names. A reader of
-Parquet without a catalog's index has to open every file: its footer says where the column's own Bloom filter is. That
-is measured on a sample of real files with such filters, with the same keys as ours, and scaled to all of them.
-Ours and theirs run alternately, with keys that were not probed before; all must find the file that has the key.
+Seamark probes one merged blob in memory, and also in a file, of which it reads only the ranges that a probe names. A
+reader of Parquet without an index must open every file, because the footer has the position of the Bloom filter. The
+bench measures this reader on a sample of real files with the same keys, and scales the time to all files.
+Both run alternately with keys that were not probed before, and both must find the file that has the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does it cost to index columns that have to be read anyway, and how much is there to keep afterwards?
+"""What does it cost to index columns that a job reads anyway, and how large are the index files?
 
-Data files as a writer leaves them: zstd, dictionaries, field ids. One core. The peer is the reading of the same columns
-into Arrow, which no index can do without: ours reads, builds, and writes a durable index file.
+The data files have the form that writers produce: zstd, dictionaries, field ids. The bench uses one core. The peer only
+reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
 """
 
 from __future__ import annotations

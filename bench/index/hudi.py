@@ -1,4 +1,4 @@
-"""Where are the rows of keys, by our record index and by Hudi's, over tables of the same rows?
+"""How long do the record indexes of Seamark and Hudi take to find the rows of keys in tables with the same rows?
 
 Hudi 1.2 with its global record index, on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both). It is
 queried in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown as well; and

@@ -1,7 +1,7 @@
 """How long does it take to find the row of a key among 10 million, and the rows of 100,000 keys?
 
-The peers read the same knowledge from Parquet: one file of key, data file and position, sorted by key, with statistics
-and page index, in the page cache, on both cores. Ours has one core, and its
+The peers read the same data from one Parquet file with key, data file and position. The file is sorted by key, has
+statistics and a page index, and is in the page cache. The peers use both cores. Ours has one core, and its
 blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is looked up once, and
 every system must answer with its row. The systems are timed alternately.
 
@@ -153,7 +153,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     keys = np.random.default_rng(8).permutation(keys)[:rows]
     blob = _build_index(report, folder, keys)
     record = _map_record(blob)
-    record.verify()  # every page is in memory, and found right: a lookup then does only its own work
+    record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _parquet(folder / "entries.parquet", keys)
     answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
     _ones(report, answerers, keys, rounds)

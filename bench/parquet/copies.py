@@ -1,8 +1,8 @@
 """How much faster is a merge of Parquet files, or a column drop, that copies chunks than one that decodes them?
 
-Files as a writer leaves them: zstd, dictionaries, page indexes, row groups of 16 MB. The peer is pyarrow, which reads
-each row group and writes it again, on one core as ours. Times are CPU seconds of the process; the plain copy of the
-files is the bound. All files are in the page cache. Ours and the plain copy call fsync.
+The files have the form that writers produce: zstd, dictionaries, page indexes, row groups of 16 MB. The peer is
+pyarrow, which reads each row group and writes it again. Both use one core. Times are CPU seconds of the process; the
+plain copy of the files is the bound. All files are in the page cache. Ours and the plain copy call fsync.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def changing(target: Target, clients: int, seconds: float = seconds) -> Sample:
-            if target is theirs:  # which does not read them
+            if target is theirs:  # The client does not read the pages.
                 return await same(target, clients, seconds)
             return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
 
@@ -170,7 +170,7 @@ async def _client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
     try:
         out, _ = await child.communicate()
     finally:
-        if child.returncode is None:  # interrupted
+        if child.returncode is None:  # The test was interrupted.
             child.kill()
             await child.wait()
     if child.returncode:

@@ -1,13 +1,13 @@
 """How long does a prefix lookup take: the statistics of one column in the files of one partition?
 
 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
-LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and hand out what their fastest interface gives.
+LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and return the result of their fastest interface.
 Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
 than the previous lookup, and all are warm: the files are in the page cache, engines have seen them. Over HTTP our
 server answers with an Arrow IPC stream, and is compared with the peers' time before any encoding or network.
 
-Two questions of each: bounds and counts by file number, and the same with file names. LMDB's values hold everything in
-either case, and are not taken apart.
+Each store is queried in two ways: for bounds and counts by file number, and with file names. The values of LMDB hold
+all fields in both cases, and are not decoded.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cells:
-    """One value a row: `matrix` is uint8[rows, width]; `used` says which of its bytes count (None: all of them)."""
+    """One value for each row: `matrix` is uint8[rows, width], and `used` marks the bytes that count (None: all bytes)."""
 
     matrix: Bytes
     used: Mask | None = None
@@ -78,7 +78,7 @@ def unscaled_decimal(values: Ints) -> Cells:
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
     used = np.ones(matrix.shape, np.bool_)
-    for dropped in range(7):  # the byte is redundant when the bytes behind it still hold value and sign
+    for dropped in range(7):  # The byte is redundant if the bytes after it hold the value and the sign.
         used[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
     return Cells(matrix, used)
 

@@ -1,4 +1,4 @@
-"""Iceberg tables of any number of files, metadata only: what planning reads, and nothing that it does not.
+"""Iceberg tables with any number of files. Only the metadata that planning reads exists.
 
 Version 2, 1,000 entries a manifest, deflated as Java writes them (level 9, blocks of 64,000 bytes), each manifest from
 its own append whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
@@ -89,12 +89,12 @@ def table(
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Table:
-    """Return the table with that many files, made if it is not below `cache` yet; it appears whole or not at all.
+    """Return the table with this number of files. Create it completely, or not at all, if it is not below `cache`.
 
     `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
     """
     if files < 1 or column_count < 20 or files_per_day % BUCKETS or files_per_day < BUCKETS:
-        raise ValueError("a table has a file and 20 columns at least, and a multiple of 16 files a day")
+        raise ValueError("a table needs at least one file and 20 columns, and a multiple of 16 files per day")
     name = f"{files}x{column_count}" + ("" if files_per_day == FILES_PER_DAY else f"-{files_per_day}")
     if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
         name += f"-{manifest_entries}-level{deflate_level}"
@@ -172,7 +172,7 @@ def _plan_of(of: Table) -> _Plan:
 
 
 def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
-    """From the manifest `first` on; every batch has its own generator, so that they can be made in any order."""
+    """Draw the files from the manifest `first` on. Each batch has its own generator, so their order is arbitrary."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     entries = plan.manifest_entries
     number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)

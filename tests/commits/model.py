@@ -125,7 +125,7 @@ class Case:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            near = tuple(change.part for change in changes) * 3  # There are few ids, so that the changes usually overlap.
+            near = tuple(change.part for change in changes) * 3  # Few ids, so that the changes usually overlap
             change = some_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
                 change = some_change(rng, version, number, (*PARTS, *near))

@@ -153,7 +153,7 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
                 body = numbered_change(lake, sequence)
                 while True:
-                    with suppress(Unreachable, ServerFailed):  # Sometimes all attempts fail. Then the client starts again, as a job does.
+                    with suppress(Unreachable, ServerFailed):  # If all attempts fail, it starts again.
                         client.commit("db.t", body)
                         break
                 sequence += 1

@@ -131,7 +131,7 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "nonsense"
-    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process is ready and answers every request, but the answers are nonsensical.
+    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers every request.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expecting(1000):

@@ -66,7 +66,7 @@ def remaining_files(of: TableView, expression: Expression) -> list[int]:
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
 def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
-    """Statistics of a list count its elements: if no element is null, the list may be null; if all elements are null, a row may
+    """The statistics count elements: if no element is null, the list may be null; if all elements are null, a row may
     have no list.
     """
     some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]

@@ -237,7 +237,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
         del alive, held
         planner._views.budget_bytes = 0
         await plan(planner, tables[0], between(1, 2))
-        await asyncio.sleep(0)  # The event loop keeps a reference to the result that woke this task until the task sleeps again.
+        await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
         assert [item() for item in watch] == [None] * 9
         assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)

@@ -209,7 +209,7 @@ def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: st
     if unit == "ns":
         check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
-    with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):  # Readers treat these values differently.
+    with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):
         keys_of(array, "timestamptz_ns")
 
 
