@@ -139,7 +139,7 @@ def _write(of: Table, folder: Path) -> None:
         for entry in entries(of):
             batch = _arrow(entry)
             if writer is None:
-                # Uncompressed, and without dictionaries for values that rarely repeat, because such files are fastest to read.
+                # Files without compression and without dictionaries for rarely repeated values are fastest to read.
                 writer = pq.ParquetWriter(
                     folder / "entries.parquet",
                     batch.schema,

@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cells:
-    """One value for each row: `matrix` is uint8[rows, width], and `used` marks the bytes that count (None: all bytes)."""
+    """One value for each row: `matrix` is uint8[rows, width]; `used` marks the bytes that count (None: all)."""
 
     matrix: Bytes
     used: Mask | None = None

@@ -1,4 +1,4 @@
-"""How fast does the log acknowledge rows, and how soon is it open after a kill?
+"""How fast does the log acknowledge rows, and how long does it take to open after a kill?
 
 `python -m bench.streams.log FOLDER BYTES ROWS ROW_BYTES` fills a log for the second question and waits to be killed.
 
@@ -140,7 +140,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
 
 
 async def _small_batches(report: Report, folder: Path, rows: int) -> None:
-    """DuckLake's test: rows in batches of ten, one writer that waits for each answer, and one with 64 on their way."""
+    """Measure DuckLake's test: batches of ten rows, by a writer with one batch in flight and a writer with 64."""
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
@@ -163,7 +163,7 @@ async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int)
 
 
 async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
-    """How long it takes to open a log whose process was killed."""
+    """Measure the time to open a log whose process was killed."""
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
     filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert filling.stdout is not None

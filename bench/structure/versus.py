@@ -140,7 +140,7 @@ async def _drive(target: Target, worker: Callable[[], Worker]) -> Sample:
 
 def _send_each(requests: Iterator[Request]) -> Worker:
     """Yield the requests of an iterator that all slices share."""
-    while True:  # not `yield from`, which would close the iterator
+    while True:  # `yield from` would close the iterator.
         yield next(requests)
 
 

@@ -64,7 +64,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 
 
 async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
-    """Alone and adapted, the order turned round each time."""
+    """Measure a statement with and without the adapter, in alternating order."""
     ours = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[Ran]] = {target.name: [] for target in targets}
@@ -98,7 +98,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 async def _crowd(report: Report, targets: Sequence[Target], clients: int) -> None:
-    """All at once, each with one connection and three statements; Trino queues what it does not run."""
+    """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
     ours = targets[-1]
@@ -137,7 +137,7 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
 
 
 async def _measure_repeats(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
-    """Return the adapter's memory over many statements; statements a second."""
+    """Measure the adapter's memory over many statements, and return the statements per second."""
     left, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 
@@ -165,12 +165,12 @@ async def _measure_repeats(report: Report, behind: str, ours: Target, statements
 
 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
-    """The adapter has a core, and all else the other."""
+    """Measure the adapter on one core, while all other processes use the other core."""
     with ExitStack() as running:
         with on_core(LOAD_CORE):
             talker = running.enter_context(upstream(folder))
         with on_core(SERVER_CORE):
-            # The talker has no access rules.
+            # The simulated coordinator has no access rules.
             ours = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
         running.enter_context(on_core(LOAD_CORE))
         await _per_request(report, (talker, ours), runs=200 if statements < 1000 else 5000)
@@ -215,7 +215,7 @@ async def _measure_pages(report: Report, targets: Sequence[Target], pages: int, 
 
 
 async def _drain(target: Target, sql: str) -> tuple[float, int]:
-    """Seconds, and bytes of the bodies, none of which is kept."""
+    """Return the seconds and the bytes of all bodies. The function discards the bodies."""
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
@@ -249,7 +249,7 @@ async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[by
 
 @asynccontextmanager
 async def _peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
-    """Yield a function that returns by how many MB the memory grew at most."""
+    """Yield a function that returns the maximum growth of the memory in MB."""
     before = peak = target.rss_mb()
 
     async def watch() -> None:

@@ -88,7 +88,7 @@ async def _least(trino: Target, keys: int) -> float:
 async def _measure_plan(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
-    # Of other keys than any statement's: every other number from the end.
+    # No statement uses these keys: they are every other number from the end.
     queries = [
         {"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * number, files)}"} for number in range(plans)
     ]

@@ -106,13 +106,13 @@ def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
 
 
 def _exchanges(frame: DataFrame) -> int:
-    """Of rows, by their key or bucket; not of the one row that each task has of an aggregate of everything."""
+    """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate."""
     final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
     return len(re.findall(r"\bExchange (?!SinglePartition)", final))
 
 
 def _files(frame: DataFrame) -> int:
-    """Data files that tasks of the query's one scan were given."""
+    """Return the number of data files that the tasks of the only scan received."""
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     partitions = leaves.head().inputPartitions()
     tasks = [

@@ -129,7 +129,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         REBASED: {"seamark.commit.rebase": "append", **NEVER_AGAIN},
         RETRYING: {},
     }[kind]
-    if kind != UPSERTS:  # PyIceberg writes no version 3
+    if kind != UPSERTS:  # PyIceberg cannot write version 3.
         create(client, name, 0, {**properties, "format-version": "2"})
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
@@ -159,8 +159,8 @@ def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job
 
 def _work(barrier: Barrier, job: Job) -> Outcome:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
-        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it logs each new try
+        warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
         first, *others = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
@@ -173,7 +173,7 @@ def _work(barrier: Barrier, job: Job) -> Outcome:
 
 
 def _try_commit(commit: Callable[[], int]) -> int:
-    """Attempts that it took; 0 where it failed."""
+    """Return the number of attempts of the commit, or 0 if it failed."""
     try:
         return commit()
     except (CommitFailedException, ClientError):
@@ -200,7 +200,7 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
         try:
             table.append(rows)
         except CommitFailedException:
-            table.refresh()  # as who goes on after a failure would
+            table.refresh()  # A client that continues after a failure would do the same.
             raise
         return 1
 
@@ -208,7 +208,11 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
 
 
 def _check(client: IndexClient, name: str, expected: int) -> None:
-    """AnswersDiffer unless the table has so many rows, each key once."""
+    """Check the number of rows and that each key occurs once.
+
+    Raises:
+        AnswersDiffer: The table has other rows.
+    """
     table = open_table(client, (NAMESPACE, name), CURRENT)
     reader = TaskReader(plan_read(table, [KEY], TRUE), table.storage)
     keys = [batch.column(0) for task in plan(client, table, TRUE) for batch in reader.read(task)]

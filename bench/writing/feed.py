@@ -111,7 +111,7 @@ class Feed:
         return pa.concat_tables(self.batches)
 
     def conditions(self) -> dict[str, str]:
-        """Of a row, of a customer that has rows, and of two ranges."""
+        """Return conditions for one row, for a customer with rows, and for two ranges."""
         batch = self.batches[int(self.rng.integers(len(self.batches)))]
         row = batch.slice(int(self.rng.integers(ROWS)), 1).to_pylist()[0]
         customer, item = row["customer"], row["item"]
@@ -272,7 +272,7 @@ def _data_bytes(client: IndexClient, table: str) -> int:
 
 
 def _count(rows: pa.Table, where: str) -> int:
-    """By numpy, of a condition of two ranges."""
+    """Count the rows that meet a condition of two ranges, with numpy."""
     matching = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
     for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
@@ -282,7 +282,7 @@ def _count(rows: pa.Table, where: str) -> int:
 
 
 def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
-    """All rows of both tables, by our reader and by PyIceberg's."""
+    """Compare all rows of both tables, read by Seamark and by PyIceberg, with the appended rows."""
     expected = feed.rows
     for name, table in TABLES.items():
         for reader, rows in (

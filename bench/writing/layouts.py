@@ -38,7 +38,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Rows:
-    """`columns`: those by which the rows are clustered, and that predicates are on."""
+    """Rows of a table. `columns` are the clustering columns, which predicates use."""
 
     name: str
     columns: tuple[str, ...]

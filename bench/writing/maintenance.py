@@ -39,7 +39,7 @@ ROUNDS = 3
 CATALOG, TRINO = "sea", "seamark"
 TABLES = {OURS: "bench.ours", IN_SPARK: "bench.spark", IN_TRINO: "bench.trino"}
 SMALL = {name: f"{table}_small" for name, table in TABLES.items()}
-"""Where each job runs first, so that engines are warm."""
+"""The small tables on which each job runs first, so that the engines are warm."""
 PROPERTIES = "'commit.manifest-merge.enabled'='false', 'format-version'='2'"
 COLUMNS = ("id", "part", "text", "price")
 
@@ -137,7 +137,7 @@ def _statistics(
 
 
 def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
-    """Medians in milliseconds."""
+    """Return the median milliseconds of each work."""
     took: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         before()

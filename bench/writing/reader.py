@@ -122,7 +122,7 @@ def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
 
 
 def _even(turns: Sequence[tuple[float, float]]) -> str:
-    """From parts of the rows that are on pages with a chosen one, and how many times ours is quicker."""
+    """Describe below which fraction of rows on pages with a chosen row Seamark is faster, and above which slower."""
     slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
     quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)
     return (

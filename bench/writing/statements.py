@@ -79,7 +79,7 @@ def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
 
 
 def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
-    """Seconds, the median of each."""
+    """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
         OURS: lambda: _check_located(lake, text.format(t=pair.ours, k=KEY)),

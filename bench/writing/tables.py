@@ -37,7 +37,7 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 FORMAT = 1
-"""Raised when other rows or files are made, so that a kept base is made again."""
+"""The version of the rows and files. Raise it when they change, so that stored bases are replaced."""
 BASES = CACHE / "bench" / "writing"
 NAMESPACE = "bench"
 FILES = BUCKETS = 16
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 def keys_of(numbers: Numbers) -> pa.Array:
-    """Of each row number its UUID, as text."""
+    """Return the UUID of each row number as text."""
     halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
     texts = np.full((len(numbers), 36), ord("-"), dtype=np.uint8)
@@ -173,7 +173,7 @@ class Base:
 
 
 def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
-    """Made if it is not there yet. 40 bytes a row."""
+    """Return the base table, and create it if it does not exist. It takes 40 bytes for each row."""
     return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
 
@@ -204,7 +204,7 @@ def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, di
         parts = list(pairwise(ends))
         if layout == FLAT:
             written = at_once(partial(_write_part, into.target), parts)
-        else:  # by one writer, so that a bucket is one file
+        else:  # One writer writes the rows, so that each bucket has one file.
             written = write_batches(into.target, (batch for part in parts for batch in _batches(*part)))
         into.commit(client, written)
         return written, metadata_of(client, "base")
@@ -212,7 +212,7 @@ def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, di
 
 @contextmanager
 def run_server(folder: Path) -> Iterator[SeamarkClient]:
-    """Of a server whose tables are in the folder."""
+    """Run a server whose tables are in the folder, and yield its client."""
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     with (
         Seamark(folder / "home", warehouse=f"file://{folder}/warehouse", env=env) as server,
@@ -243,7 +243,7 @@ def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
 def create(
     client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
 ) -> None:
-    """An empty table in the namespace of all benches, of version 3 by default; 0 buckets for none."""
+    """Create an empty table in the namespace of all benches, with buckets unless `buckets` is 0."""
     fields = [
         {"id": number, "name": column, "required": column == KEY, "type": kind}
         for number, (column, kind) in enumerate(columns.items(), 1)

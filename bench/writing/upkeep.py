@@ -101,7 +101,7 @@ def measure(
 
 
 def _once(works: Mapping[str, Work], tables: Mapping[str, str], small: Mapping[str, str]) -> dict[str, float]:
-    """Milliseconds."""
+    """Return the milliseconds of one run of each work, after a run on a small table."""
     results = {}
     for name, work in works.items():
         work(small[name])
@@ -131,7 +131,7 @@ def _stored_bytes(folder: Path) -> int:
 
 
 def _put_orphans(folder: Path) -> None:
-    """Files that writers left before a commit, long ago."""
+    """Write old files that no snapshot names, like those of a writer that failed before its commit."""
     old_s = time.time() - ORPHAN_DAYS * _DAY_S
     for number in range(ORPHANS):
         path = folder / "data" / f"orphan-{number}.parquet"
