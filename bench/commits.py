@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, in_turns, warm
+from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -73,7 +73,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         await warm(targets, pieces.values(), 1)
         await warm(ours, [*parallel.values(), *changes.values()], 1)
         for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
-            samples = await in_turns(targets if case in pieces else ours, rounds, slice_)
+            samples = await run_alternately(targets if case in pieces else ours, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add_failures(case, samples)

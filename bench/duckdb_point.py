@@ -1,7 +1,7 @@
 """How long does DuckDB take to find one row by its key in 10,000 files?
 
-The same statement, alternately, each time for another key: by DuckDB's own Iceberg reader, and by `seamark.duckdb.sql`
-over the same connection. Both must give the same row. The time is that of the caller, from the text to the row.
+DuckDB's own Iceberg reader and `seamark.duckdb.sql` run the same statement alternately over one connection, each time
+for another key. Both must give the same row. The time is that of the caller, from the text to the row.
 """
 
 from __future__ import annotations

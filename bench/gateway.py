@@ -116,7 +116,7 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
 
 @contextmanager
-def delayed(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
+def delay_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
     """Run a proxy before `store` that delays each request, and yield its URL.
 
     The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. With a `sigma` of 0 all are equal.
@@ -225,7 +225,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
-        slow = stack.enter_context(delayed(s3.endpoint, 1))
+        slow = stack.enter_context(delay_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure(report, "store on this machine", rig, s3, rounds)
             before = psutil.Process(rig.seamark.pid).memory_info().rss

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, in_turns, repeat, warm
+from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         )
         await warm(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
         for case, piece, goal in cases:
-            samples = await in_turns(targets, rounds, piece)
+            samples = await run_alternately(targets, rounds, piece)
             report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), goal=goal)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add(case, "server CPU", "ms", samples, lambda s: s.server_cpu_us / 1000)

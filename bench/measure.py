@@ -98,7 +98,7 @@ def repeat(request: Request, times: int | None = None) -> Worker:
 Slice = Callable[[Target], Awaitable[Sample]]
 
 
-async def in_turns(targets: Sequence[Target], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
+async def run_alternately(targets: Sequence[Target], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
     """Run `piece` on each target, `rounds` times, and reverse the order each time."""
     samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
     for number in range(rounds):
@@ -113,7 +113,7 @@ async def warm(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) 
     A JVM compiles while it runs: without the warm-up, the first case would run on a slower server than the last.
     """
     for piece in pieces:
-        await in_turns(targets, rounds, piece)
+        await run_alternately(targets, rounds, piece)
 
 
 def median_of(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:

@@ -1,4 +1,4 @@
-"""Requests a second on the read and write mixes of the Polaris benchmarks.
+"""How many requests per second can a server answer with the read and write mixes of the Polaris benchmarks?
 
 The dataset and the mix are those of apache/polaris-tools: a tree of namespaces (width 2, depth 4), 5 tables and 3 views
 in each leaf, 10 columns and 10 properties each; reads are nine kinds at equal odds (list, check, fetch of namespaces,
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies
-from bench.measure import Sample, Slice, Worker, drive, in_turns, warm
+from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import Request, request
@@ -69,7 +69,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.add_failures("create the tree", created)
 
         async def mixed(target: Target, share: float) -> Sample:
-            workers = [_mixed(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
+            workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
             return await drive(target, workers, seconds=seconds)
 
         pieces: dict[str, Slice] = {
@@ -77,7 +77,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         }
         await warm(targets, pieces.values(), 2)
         for case, piece in pieces.items():
-            samples = await in_turns(targets, rounds, piece)
+            samples = await run_alternately(targets, rounds, piece)
             report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
@@ -98,14 +98,14 @@ async def _create(target: Target, dataset: Tree) -> Sample:
         await target.call(bodies.create_namespace(namespace))
     makers: list[Request] = [bodies.create_table(target.at(leaf), name) for leaf, name in dataset.tables]
     makers += [bodies.create_view(target.at(leaf), name) for leaf, name in dataset.views]
-    return await drive(target, [_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
+    return await drive(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
 
 
-def _each(requests: list[Request]) -> Worker:
+def _send_each(requests: list[Request]) -> Worker:
     yield from (request for request in requests)  # This is a generator because a list cannot receive the answers.
 
 
-def _mixed(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
+def _send_mix(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
     reads, writes = _reads(target, dataset, chance), _writes(target, dataset, chance)
     while True:
         yield chance.choice(reads if chance.random() < read_share else writes)()

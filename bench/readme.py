@@ -252,7 +252,7 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
         rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
         row = rows[case, measure]
         *_, ratio, ours, _ = cells(row, [OURS])
-        if row.unit == "×":  # a mean of ratios
+        if row.unit == "×":  # The value is a mean of ratios.
             ratio, ours = ours.replace(" ", ""), "–"
         results.append((name, operation, ours, peer, ratio))
     return results
@@ -351,7 +351,7 @@ def _busy(reports: dict[str, Report]) -> list[str]:
     return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
 
 
-def filled(text: str, content: str) -> str:
+def fill_section(text: str, content: str) -> str:
     """Return `text` with `content` between its markers.
 
     Raises:
@@ -364,8 +364,8 @@ def filled(text: str, content: str) -> str:
 
 
 def update() -> None:
-    README.write_text(filled(README.read_text(), headlines()))
-    PAGE.write_text(filled(PAGE.read_text(), section()))
+    README.write_text(fill_section(README.read_text(), headlines()))
+    PAGE.write_text(fill_section(PAGE.read_text(), section()))
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture())
 

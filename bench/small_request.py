@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, drive, in_turns, repeat, warm
+from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         }
         await warm(targets, pieces.values(), 3)
         for title, piece in pieces.items():
-            samples = await in_turns(targets, rounds, piece)
+            samples = await run_alternately(targets, rounds, piece)
             report.add(title, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
             report.add(title, "p50", "ms", samples, lambda s: s.quantile(0.5))
             report.add(title, "p99", "ms", samples, lambda s: s.quantile(0.99))

@@ -1,9 +1,9 @@
 """How long does `seamark sql` take to find one row by its key in 10,000 files?
 
-The same query, alternately, each time for another key: by DuckDB's own Iceberg reader, and by a session of the SQL
-entry. Both must give the same row. The time is that of the caller, from the text to the row. And what of it is the
-choice of the engine: analysis, translation and decision, without the requests for plans. And how many files does a
-statement open that looks for a text in any case, with and without an index on a function of the column?
+DuckDB's own Iceberg reader and a session of the SQL entry run the same query alternately, each time for another key.
+Both must give the same row. The time is that of the caller, from the text to the row. The bench also measures the
+choice of the engine (analysis, translation and decision, without the requests for plans), and the number of files that
+a case-insensitive search opens with and without an index on a function of the column.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ class Target:
         return results
 
     def cpu_s(self) -> float:
-        """CPU seconds that the server's living threads have used so far, by the scheduler's count (nanoseconds)."""
+        """Return the CPU seconds that the live threads of the server have used, from the counters of the scheduler."""
         used = 0
         for process in self.processes():
             for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-                with contextlib.suppress(OSError):  # a thread that just ended
+                with contextlib.suppress(OSError):  # The thread has just ended.
                     used += int(account.read_text().split()[0])
         return used / 1e9
 

@@ -51,12 +51,12 @@ class Attacker:
             await asyncio.sleep(0.05)
 
     async def slow_headers(self) -> None:
-        await _many(300, lambda: self._dribbling("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
+        await _run_many(300, lambda: self._dribbling("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
 
     async def slow_bodies(self) -> None:
         head = f"POST {TABLE}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
         login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
-        await _many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
+        await _run_many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
 
     async def chunked_logins(self) -> None:
         async def once() -> None:
@@ -69,12 +69,12 @@ class Attacker:
             await reader.read(1000)
             writer.close()
 
-        await _many(20, lambda: _again(once))
+        await _run_many(20, lambda: _repeat(once))
 
     async def gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
         async with self._session(**self._login, **{"Content-Encoding": "gzip"}) as http:
-            await _many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
+            await _run_many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
 
     async def connections(self) -> None:
         async def once() -> None:
@@ -84,7 +84,7 @@ class Attacker:
             finally:
                 writer.transport.abort()
 
-        await _many(2000, lambda: _again(once))
+        await _run_many(2000, lambda: _repeat(once))
 
     async def bad_logins(self) -> None:
         async with self._session(Authorization="Bearer sm_wrong") as http:
@@ -93,7 +93,7 @@ class Attacker:
                 async with http.get(self._url + TABLE) as answer:
                     await answer.read()
 
-            await _many(8, lambda: _again(once))
+            await _run_many(8, lambda: _repeat(once))
 
     async def watchers(self) -> None:
         async with self._session() as http:
@@ -105,23 +105,23 @@ class Attacker:
                     if answer.status >= 400:
                         await asyncio.sleep(0.5)
 
-            await _many(400, lambda: _again(once))
+            await _run_many(400, lambda: _repeat(once))
 
     async def plan_tables(self) -> None:
         numbers = itertools.count()
         async with self._session() as http:
             path = "/api/v1/tables/db/t/plan-tables"
-            await _many(4, lambda: self._posting(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"}))
+            await _run_many(4, lambda: self._posting(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"}))
 
     async def reports(self) -> None:
         async with self._session() as http:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
-            await _many(4, lambda: self._posting(http, f"{TABLE}/metrics", lambda: body))
+            await _run_many(4, lambda: self._posting(http, f"{TABLE}/metrics", lambda: body))
 
     async def large_signs(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
         async with self._session() as http:
-            await _many(3, lambda: self._posting(http, f"{TABLE}/sign", lambda: body))
+            await _run_many(3, lambda: self._posting(http, f"{TABLE}/sign", lambda: body))
 
     async def huge_filters(self) -> None:
         numbers = itertools.count()
@@ -132,7 +132,7 @@ class Attacker:
             return json.dumps({"filter": {"type": "in", "term": "id", "values": values}}).encode()
 
         async with self._session() as http:
-            await _many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
+            await _run_many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
 
     async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
         async def once() -> None:
@@ -141,7 +141,7 @@ class Attacker:
             async with http.post(self._url + path, data=_pieces(data)) as answer:
                 await answer.read()
 
-        await _again(once)
+        await _repeat(once)
 
 
 ATTACKS = (
@@ -164,11 +164,11 @@ async def _pieces(data: bytes) -> object:  # type: ignore[misc]
         yield data[at : at + (1 << 18)]
 
 
-async def _many(count: int, work: Callable[[], Awaitable[None]]) -> None:
+async def _run_many(count: int, work: Callable[[], Awaitable[None]]) -> None:
     await asyncio.gather(*(work() for _ in range(count)))
 
 
-async def _again(once: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(once: Callable[[], Awaitable[None]]) -> None:
     """Repeat `once` without end.
 
     The server may answer or refuse the client in any way; the attack continues.

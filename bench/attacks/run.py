@@ -69,7 +69,7 @@ class Seen:
 
 
 @dataclass
-class Besieged:
+class AttackedServer:
     """A server with a table of 1,000 files, a good client that can write, and the token of a malicious reader."""
 
     server: Seamark
@@ -116,7 +116,7 @@ class Besieged:
 
 
 @asynccontextmanager
-async def besieged(home: Path) -> AsyncIterator[Besieged]:
+async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     """Run a server with the default settings, except that clients have to log in."""
     home.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
@@ -131,7 +131,7 @@ async def besieged(home: Path) -> AsyncIterator[Besieged]:
             for name in ("t", "mine"):
                 await api.table(name)
             await append(api, "t", tens(1000), snapshot_id=1, manifests=10)
-            yield Besieged(server, http, hostile)
+            yield AttackedServer(server, http, hostile)
 
 
 async def run(
@@ -141,7 +141,7 @@ async def run(
         seconds = 3.0 if quick else 60.0
     report = Report("attacks", "What does an attack on resources cost a good client?")
     report.peer = "itself without an attack"
-    async with besieged(folder / "home") as siege:
+    async with run_attacked_server(folder / "home") as siege:
         await siege.look(2)
         quiet = await siege.look(seconds)
         report.bounds = {

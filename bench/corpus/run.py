@@ -113,12 +113,12 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
             with closing(HeldRows(data_files(server))) as held:
-                results = [_measured(con, client, query, held) for query in queries()]
+                results = [_measure(con, client, query, held) for query in queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
                 texts = tpcds.texts(generator)
                 query_queries = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
-                of_tpcds = [_measured(con, client, query) for query in query_queries]
+                of_tpcds = [_measure(con, client, query) for query in query_queries]
     parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
     for name, part in {"all": results, **parts}.items():
         report.rows += _sums(f"{name}: {len(part)} queries", part)
@@ -157,7 +157,7 @@ def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyCon
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 
 
-def _measured(
+def _measure(
     con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
 ) -> Measured:
     """Run the query both ways. The rows in `held` give the number of needed files."""
@@ -177,22 +177,22 @@ def _measured(
     except BadRequest as error:
         return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
     for table in tables:
-        if table.plan.files > MAX_KEPT_FRACTION * _considered(table.plan) and not table.plan.unpruned_reasons:
+        if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
-    every = sum(_considered(table.plan) for table in tables)
-    known = ", ".join(map(_shown, tables, needed or [None] * len(tables)))
+    every = sum(_count_considered(table.plan) for table in tables)
+    known = ", ".join(map(_describe_table, tables, needed or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
     return Measured(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
 
 
-def _shown(table: ExplainedTable, needed: int | None) -> str:
-    files = f"{table.plan.files} of {_considered(table.plan)} files planned"
+def _describe_table(table: ExplainedTable, needed: int | None) -> str:
+    files = f"{table.plan.files} of {_count_considered(table.plan)} files planned"
     files += "" if needed is None else f", {needed} needed"
     return f"{table.table[-1]}: {table.predicate or 'no condition'}, {len(table.plan.joins)} joins, {files}"
 
 
-def _considered(plan: Explanation) -> int:
+def _count_considered(plan: Explanation) -> int:
     return plan.stages[0].files_in if plan.stages else plan.files
 
 

@@ -29,7 +29,7 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, home
-from bench.demo.queries import FLIGHTS, Comparison, compare, spark_asks
+from bench.demo.queries import FLIGHTS, Comparison, compare, spark_query_runners
 from bench.demo.report import write_report
 from bench.demo.screen import show
 from bench.ssb.bounds import data_paths, files_with_rows
@@ -89,7 +89,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered, data, progress)
                 oracle = future.result()
-                asks = spark_asks(spark)
+                asks = spark_query_runners(spark)
                 compared = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
             if options.trino and trino.is_installed():
                 compared.append(_in_trino(server, folder, oracle, bounds, progress))
@@ -125,7 +125,7 @@ def _in_trino(
 ) -> Comparison:
     """Run the queries in Trino, after Spark has ended: two cores are not enough for both."""
     task = progress.add_task("Trino and the proxy start", total=1)
-    with trino.asks(folder, server.base_url) as asks:
+    with trino.open_query_runners(folder, server.base_url) as asks:
         progress.update(task, completed=1)
         return compare("Trino", asks, oracle, bounds, progress, rounds=TRINO_ROUNDS, warm_up=FLIGHTS)
 

@@ -87,7 +87,7 @@ def _stderr_into(path: Path) -> Iterator[None]:
 def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
     """Write the tables with Spark, the facts by date.
 
-    The facts that are clustered next are a copy in the order of the source.
+    A copy of the facts, in the order of the source, is clustered next.
     """
     tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
     for namespace, table in progress.track(tables, description="Spark writes the tables"):

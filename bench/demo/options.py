@@ -24,11 +24,12 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """`scale`: of the benchmark, 1 is 6 million facts.
+    """The options of a run of the demo.
 
     Attributes:
-        keep: The server stays up over `home`.
-        trino: Trino runs the queries, too, where it is installed.
+        scale: The scale of the benchmark; scale 1 has 6 million facts.
+        keep: The server keeps running over `home`.
+        trino: Trino runs the queries too, if it is installed.
     """
 
     scale: float = 1
@@ -73,7 +74,7 @@ def home(options: Options) -> Iterator[Path]:
     if kept and http_ok(f"{kept['url']}/readyz"):
         raise DemoFailed(f"The server of an earlier demo runs at {kept['url']}. Stop it: kill {kept['pid']}")
     if options.home.exists() and not note.exists() and any(options.home.iterdir()):
-        raise DemoFailed(f"{options.home} is not empty and not of an earlier demo. Choose another DEMO_HOME")
+        raise DemoFailed(f"{options.home} is not empty, and no earlier demo created it. Choose another DEMO_HOME")
     shutil.rmtree(options.home, ignore_errors=True)
     options.home.mkdir(parents=True)
     note.write_text("null")  # The marker shows that the folder belongs to the demo, even if this run fails.

@@ -1,4 +1,4 @@
-"""The 13 queries, each run in three ways alternately, and what an engine read for them."""
+"""The 13 queries, which run alternately in three ways, and the data that an engine read for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measured:
     seconds: float
 
 
-Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
+RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
 """A function that runs a query in an engine and returns its rows and what the engine read."""
 
 
@@ -42,7 +42,7 @@ class Query:
     """One query.
 
     Attributes:
-        bound: Files of the clustered layout that hold a row of the answer; no plan can keep fewer.
+        bound: The number of files of the clustered layout with a row of the answer. No plan can keep fewer files.
     """
 
     name: str
@@ -99,10 +99,10 @@ def on_clustered(text: str) -> str:
     return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
 
 
-def spark_asks(spark: SparkSession) -> dict[str, Ask]:
-    """Return how Spark runs a query, for each column."""
+def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
+    """Return the functions that run a query in Spark, by the column of the demo."""
 
-    def asking(run: Callable[[str], DataFrame]) -> Ask:
+    def asking(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
             answer = ask(run, text)
             facts = answer.read[FACT]
@@ -119,7 +119,7 @@ def spark_asks(spark: SparkSession) -> dict[str, Ask]:
 
 def compare(
     engine: str,
-    asks: Mapping[str, Ask],
+    asks: Mapping[str, RunQuery],
     oracle: Oracle,
     bounds: Mapping[str, int],
     progress: Progress,
@@ -127,7 +127,7 @@ def compare(
     rounds: int,
     warm_up: Sequence[str],
 ) -> Comparison:
-    """Ask the queries `rounds` times, in each way.
+    """Run the queries `rounds` times in each way.
 
     Before, each query of `warm_up` runs once in one way, which is not counted: the engine compiles and caches what all
     need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage.

@@ -1,7 +1,7 @@
-"""The result as one HTML file that loads nothing else: the figures, and pictures of both layouts.
+"""The result as one HTML file without other resources: the figures, and pictures of both layouts.
 
 A picture shows one attribute: each data file is a bar from its smallest to its largest value, by rank among all values,
-and files lie side by side in the order of their smallest value. Short bars are what lets a plan leave files out.
+and files lie side by side in the order of their smallest value. A plan can leave out files with short bars.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTRIBUTES = {
     "supplier's city": ("supplier", "s_city", "lo_suppkey = s_suppkey"),
     "part's brand": ("part", "p_brand1", "lo_partkey = p_partkey"),
 }
-"""What the layout clusters by: the table, its column, and how facts refer to it."""
+"""The attributes by which the layout clusters: the table, its column, and the reference of the facts to it."""
 WIDTH, HEIGHT = 520, 120
 _COLOURS = {ICEBERG: "#8a8f98", UNTOUCHED: "#3b82c4", CLUSTERED: "#12805c", BOUND: "#c77700"}
 _STYLE = """

@@ -43,7 +43,7 @@ def show(compared: Sequence[Comparison], scale: float, console: Console) -> None
 
 
 def totals_table(comparison: Comparison) -> Table:
-    """Return a row for each way of asking: what all queries took."""
+    """Return a table with the totals of all queries, one row for each way to run them."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(comparison.engine, no_wrap=True)
     for head in ("files", "MiB", "s"):
@@ -101,7 +101,7 @@ def _show_bars(comparison: Comparison, console: Console) -> None:
 
 
 def sentence(comparison: Comparison) -> str:
-    """Return what the demo shows, with its figures."""
+    """Return one sentence that states the result of the demo with its figures."""
     return (
         f"The same data, the same {comparison.engine}, the same answers: {comparison.fewer_files(UNTOUCHED):.1f}× "
         f"fewer files with the files as written, {comparison.fewer_files(CLUSTERED):.1f}× fewer and "

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, Ask, Measured, on_clustered
+from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, Measured, RunQuery, on_clustered
 from bench.trino.asking import Client
 from seamark.commands.installation.java import java_25_home
 from tests.services.trino import JARS, trino_server
@@ -25,7 +25,7 @@ def is_installed() -> bool:
 
 
 @contextlib.contextmanager
-def asks(folder: Path, uri: str) -> Iterator[Mapping[str, Ask]]:
+def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery]]:
     """Provide the function that runs a query in Trino for each column.
 
     Trino and the proxy end with the block.
@@ -38,13 +38,13 @@ def asks(folder: Path, uri: str) -> Iterator[Mapping[str, Ask]]:
             opened.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
         )
         yield {
-            ICEBERG: _ask(direct),
-            UNTOUCHED: _ask(planned),
-            CLUSTERED: lambda text: _ask(planned)(on_clustered(text)),
+            ICEBERG: _query_runner(direct),
+            UNTOUCHED: _query_runner(planned),
+            CLUSTERED: lambda text: _query_runner(planned)(on_clustered(text)),
         }
 
 
-def _ask(client: Client) -> Ask:
+def _query_runner(client: Client) -> RunQuery:
     def ask(text: str) -> tuple[list[tuple[object, ...]], Measured]:
         answer = client.ask(text, lake.NAMESPACE)
         return answer.rows, Measured(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)

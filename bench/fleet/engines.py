@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from bench.gateway import delayed
+from bench.gateway import delay_store
 from bench.report import OURS, Report, Row
 from bench.ssb.generate import TABLES, generate, table_path
 from bench.ssb.queries import QUERIES, Oracle
@@ -76,7 +76,7 @@ class Far:
 def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
     with ExitStack() as stack:
         near = stack.enter_context(s3_server(folder, keep_alive=True))
-        far = replace(near, endpoint=stack.enter_context(delayed(near.endpoint, 1)))
+        far = replace(near, endpoint=stack.enter_context(delay_store(near.endpoint, 1)))
         warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
         env = {**far.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}

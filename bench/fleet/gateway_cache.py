@@ -37,7 +37,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
-from bench.gateway import OBJECT_BYTES, delayed
+from bench.gateway import OBJECT_BYTES, delay_store
 from bench.report import Report, Row
 from seamark.formats.runtime.connections import raise_descriptor_limit
 from tests.gateway.rig import Keys, Rig, open_rig
@@ -64,7 +64,7 @@ def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
 
     The function fails unless all bytes arrive.
     """
-    url = _presigned(client, keys, name)
+    url = _presign(client, keys, name)
     connection = socket.create_connection((str(url.hostname), int(url.port or 80)))
     buffer = memoryview(bytearray(2 * MEBIBYTE))
 
@@ -78,7 +78,7 @@ def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
     return read
 
 
-def _presigned(client: Any, keys: Keys, name: str) -> SplitResult:
+def _presign(client: Any, keys: Keys, name: str) -> SplitResult:
     at = {"Bucket": keys.bucket, "Key": keys.prefix + name}
     return urlsplit(client.generate_presigned_url("get_object", Params=at, ExpiresIn=3600))
 
@@ -207,7 +207,7 @@ def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
 # Throughput
 
 
-def _sending(listener: socket.socket, path: str) -> None:
+def _serve_file(listener: socket.socket, path: str) -> None:
     """Answer each request line with the part of the file that the line names, by sendfile."""
 
     def serve(connection: socket.socket) -> None:
@@ -231,7 +231,7 @@ def sendfile_server(path: str) -> Iterator[int]:
     child = os.fork()
     if not child:
         try:
-            _sending(listener, path)
+            _serve_file(listener, path)
         finally:
             os._exit(0)
     try:
@@ -283,7 +283,7 @@ def sending(port: int, size: int) -> Read:
 def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int) -> None:
     keys, _, names = upload(rig, s3, 1)
     with closing(keys.client()) as client:
-        url = _presigned(client, keys, names[0])
+        url = _presign(client, keys, names[0])
     for label, size, *_ in CASES[1:]:
 
         def ours(number: int, size: int = size) -> bytes:
@@ -336,7 +336,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
         (MiB that the server's memory grew at the peak, MiB that the kernel's buffers grew, answers, refusals).
     """
     with closing(keys.client()) as client:
-        url = _presigned(client, keys, name)
+        url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
     before, kernel_before = process.memory_info().rss, _kernel_bytes()
@@ -384,7 +384,7 @@ def main() -> None:
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
-        slow = stack.enter_context(delayed(s3.endpoint, 1))
+        slow = stack.enter_context(delay_store(s3.endpoint, 1))
         far = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         sent = Path(folder) / "sent"
         sent.write_bytes(os.urandom(OBJECT_BYTES))
@@ -394,7 +394,7 @@ def main() -> None:
             measure(report, rig, s3, far, "memory", 50, given.rounds, partial(sending, port))
             sequential(report, rig, s3, far)
             compare_throughput(report, rig, s3, port, 5)
-        limited = stack.enter_context(delayed(s3.endpoint, 2, rate=S3_RATE))
+        limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
             measure_first(report, rig, s3, replace(far, endpoint=limited), given.rounds)
         with open_rig(

@@ -86,13 +86,13 @@ async def _measure(table: Table, home: Path, memory_bytes: int) -> Measured:
         before, private = _resident(), _resident(private=True)
         first = await ours.plan(FILTERS[RANGES[0]].expression(table))
         result = Measured(first.ms)
-        await _settled()
+        await _wait_until_settled()
         result.resident["after one plan"] = (_resident() - before) / table.files
         for name, expected in FILTERS.items():
             result.kept[name] = len((await ours.scan(expected.expression(table)))[1].entry_ids)
             times = [(await ours.scan(expected.expression(table, turn)))[0] for turn in range(1, TURNS + 1)]
             result.plans_ms[name] = statistics.median(times)
-        await _settled()
+        await _wait_until_settled()
         result.resident["after ten filters"] = (_resident() - before) / table.files
         result.private = (_resident(private=True) - private) / table.files
         stats = ours.planner.stats()
@@ -103,7 +103,7 @@ async def _measure(table: Table, home: Path, memory_bytes: int) -> Measured:
     return result
 
 
-async def _settled() -> None:
+async def _wait_until_settled() -> None:
     """Wait until the processor is idle, so that the decoded manifests are on the disk."""
     process, before = psutil.Process(), 0.0
     while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
@@ -128,7 +128,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
         known, _ = await ours.scan(expected.expression(table, 500 + number))
-        metadata = _committed(table, ours.metadata, number)
+        metadata = _commit_file(table, ours.metadata, number)
         parsed = parse_expression(expected.expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(ours.metadata, ScanRequest()).view_key, 0.0)
@@ -140,7 +140,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
     return statistics.median(more)
 
 
-def _committed(table: Table, metadata: TableMetadata, number: int) -> TableMetadata:
+def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMetadata:
     """Return the table after an append.
 
     The new manifest has the entries of the table's last manifest, at most a thousand.

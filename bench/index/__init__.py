@@ -1,1 +1,1 @@
-"""Indexes, measured: each kind against what readers do without it."""
+"""Benches of indexes: each kind is compared with readers that have no index."""

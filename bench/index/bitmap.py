@@ -1,9 +1,9 @@
 """How long does the bitmap index take to say which rows match? `python -m bench.index.bitmap [--quick]`
 
-A million rows, two columns of one cardinality in any order. Every system answers with the positions of the matching
-rows, ascending, and all must agree. Ours probes an opened index; the Parquet readers have the file in the page cache,
-read only the needed columns, and use both cores; roaring has the same slices of the same ranks as ours, in memory, with
-runs optimised, and the same algorithm. The systems are timed alternately.
+The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
+positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have
+the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices of ranks in
+memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations
@@ -220,18 +220,18 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
         )
     both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
-    bits_ms = statistics.median(_timed(lambda: ours.bits(both)) for _ in range(20 * turns)) * per_million
+    bits_ms = statistics.median(_time(lambda: ours.bits(both)) for _ in range(20 * turns)) * per_million
     report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
     first: list[float] = []
     for _ in range(turns):
         ours.reopen()
-        first.append(_timed(lambda: ours.answer(both)))
+        first.append(_time(lambda: ours.answer(both)))
     report.notes.append(
         f"{case}: the first question to an index just opened, checksums and all, takes"
         f" {statistics.median(first):.2f} ms, both columns."
     )
-    _building(report, case, columns["a"], turns)
-    _stored(report, case, ours, roaring, path, rows)
+    _measure_building(report, case, columns["a"], turns)
+    _measure_size(report, case, ours, roaring, path, rows)
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
@@ -260,17 +260,17 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
     took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for turn in range(turns):
         for answerer in answerers if turn % 2 else reversed(answerers):
-            took[answerer.name].append(_timed(lambda one=answerer: one.answer(question)))
+            took[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
     return {name: statistics.median(times) for name, times in took.items()}
 
 
-def _timed(work: Callable[[], Any]) -> float:
+def _time(work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1000
 
 
-def _building(report: Report, case: str, values: Values, turns: int) -> None:
+def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
     """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
     keys = _keys(values)
     spread = _keys(np.sort(values))
@@ -294,7 +294,7 @@ def _building(report: Report, case: str, values: Values, turns: int) -> None:
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
-def _stored(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
+def _measure_size(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
     section = ours.opened["a"].section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
@@ -321,7 +321,7 @@ def _many_files(report: Report, turns: int) -> None:
         expected = [bool(np.isin(values, wanted).any()) for values in files]
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        took = statistics.median(_timed(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        took = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
         report.notes.append(

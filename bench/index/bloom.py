@@ -1,9 +1,9 @@
 """How long does it take to know which of 100,000 data files may hold a key? `python -m bench.index.bloom [--quick]`
 
-Ours asks one merged blob: in memory, and from a file of which it reads only the ranges that a probe names. A reader of
-Parquet without a catalog's index has to open every file: its footer says where the column's own Bloom filter is. That
-is measured on a sample of real files with such filters, with the same keys as ours, and scaled to all of them.
-Ours and theirs run alternately, with keys that were not probed before; all must find the file that has the key.
+Seamark probes one merged blob in memory, and also in a file, of which it reads only the ranges that a probe names. A
+reader of Parquet without an index must open every file, because the footer has the position of the Bloom filter. The
+bench measures this reader on a sample of real files with the same keys, and scales the time to all files.
+Both run alternately with keys that were not probed before, and both must find the file that has the key.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         peer=f"reading the footers of {files:,} Parquet files with Bloom filters, DuckDB {duckdb.__version__}",
     )
     report.bounds = {"memory of this machine, one core": bandwidth(*((1 << 24,) if quick else ())).text()}
-    _building(report, quick=quick)
+    _measure_building(report, quick=quick)
     entries = [build(keys_of(pa.array(values_of(file)), "long")) for file in range(files)]
-    blob = _assembled(report, entries, folder)
+    blob = _measure_assembly(report, entries, folder)
     paths = [_parquet(folder / f"{file}.parquet", values_of(file)) for file in range(sample)]
-    _probing(report, blob, folder / "blob", paths, files)
-    _checked(report, blob, files)
+    _measure_probes(report, blob, folder / "blob", paths, files)
+    _check_answers(report, blob, files)
     each, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
     report.notes += [
         f"{files:,} files of {KEYS:,} distinct longs, one group: {len(blob) / 1e6:.0f} MB of index,"
@@ -69,7 +69,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _building(report: Report, *, quick: bool) -> None:
+def _measure_building(report: Report, *, quick: bool) -> None:
     """Measure the building of a filter from an Arrow column, for one file of many keys."""
     rows = 100_000 if quick else 1_000_000
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
@@ -82,7 +82,7 @@ def _building(report: Report, *, quick: bool) -> None:
         report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
 
 
-def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
+def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
     """Merge ten parts, as the indexer does, and return the blob.
 
     The function also writes the blob to the file that cold probes read.
@@ -116,7 +116,7 @@ def _parquet(path: Path, values: Any) -> str:
     return str(path)
 
 
-def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files: int) -> None:
+def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str], files: int) -> None:
     rng = np.random.default_rng(3)
     warm, header = Bloom(blob), blob[: header_size(blob[:FIXED_SIZE])]
     cold = Bloom(header, len(blob))
@@ -138,15 +138,15 @@ def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files:
             file = int(rng.integers(files))
             hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
-                found, took = _timed(lambda ask=ask, hashes=hashes: ask(hashes))
+                found, took = _time(lambda ask=ask, hashes=hashes: ask(hashes))
                 assert found[file] == 1
                 taken[name].append(took)
         file = turn * 7 % len(paths)
         key = int(values_of(file)[turn])
-        found, took = _timed(lambda key=key: _by_duckdb(connection, paths, key))
+        found, took = _time(lambda key=key: _by_duckdb(connection, paths, key))
         assert paths[file] in found
         taken[DUCKDB].append(took * scale)
-        taken[FOOTERS].append(_timed(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
+        taken[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
     os.close(descriptor)
     medians = {name: statistics.median(values) for name, values in taken.items()}
     peers = {FOOTERS: medians[FOOTERS], DUCKDB: medians[DUCKDB]}
@@ -166,7 +166,7 @@ def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files:
     report.notes.append(f"Warm: median of {len(ordered):,} keys, each of one file at least; p99 {p99:.3f} ms.")
 
 
-def _checked(report: Report, blob: bytes, files: int) -> None:
+def _check_answers(report: Report, blob: bytes, files: int) -> None:
     """Count the false positives among keys that no file has, and among lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
     others = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
@@ -174,7 +174,7 @@ def _checked(report: Report, blob: bytes, files: int) -> None:
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
         lists = [np.concatenate(others[at : at + count]) for at in range(0, 500, count)]
-        took = statistics.median(_timed(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
+        took = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
         report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: took}))
 
 
@@ -189,7 +189,7 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
     return {name for (name,) in rows}
 
 
-def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
+def _time(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
     started = time.perf_counter()
     actual_act = act()

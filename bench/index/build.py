@@ -1,7 +1,7 @@
-"""What does it cost to index columns that have to be read anyway, and how much is there to keep afterwards?
+"""What does it cost to index columns that a job reads anyway, and how large are the index files?
 
-Data files as a writer leaves them: zstd, dictionaries, field ids. One core. The peer is the reading of the same columns
-into Arrow, which no index can do without: ours reads, builds, and writes a durable index file.
+The data files have the form that writers produce: zstd, dictionaries, field ids. The bench uses one core. The peer only
+reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for case, (kind, columns) in CASES.items():
         task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
         ids = [term.column_id for term in task.definition.terms]
-        reading, building, size = _measured(task, files, rounds=1 if quick else 3)
+        reading, building, size = _measure(task, files, rounds=1 if quick else 3)
         values = {
             OURS: count * rows / building / 1e6,
             "reading": count * rows / reading / 1e6,
@@ -69,7 +69,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
+def _measure(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
     """Measure an index task.
 
     Returns:

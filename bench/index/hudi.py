@@ -1,4 +1,4 @@
-"""Where are the rows of keys, by our record index and by Hudi's, over tables of the same rows?
+"""How long do the record indexes of Seamark and Hudi take to find the rows of keys in tables with the same rows?
 
 Hudi 1.2 with its global record index, on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both). It is
 queried in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown as well; and
@@ -101,7 +101,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ours = Ours(client, table)
         _sizes(report, ours, answer, count)
         for batch in BATCHES:
-            _asked(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
+            _measure_lookups(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
     report.notes += [
         f"{count:,} rows in {FILES} data files, keys are UUIDs as strings. Medians of {rounds}, in turns, after one.",
         f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
@@ -119,7 +119,7 @@ def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
+def _measure_lookups(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []
@@ -129,12 +129,12 @@ def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]
             started = time.perf_counter()
             result = ask(queries)
             took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
-            _held(name, result, len(draw))
+            _check_count(name, result, len(draw))
         for name, way in WAYS.items():
             answer = peer.ask(way=way, keys=draw.tolist())
             took.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
-                _held(name, answer["found"], len(draw))
+                _check_count(name, answer["found"], len(draw))
             if name == SQL:
                 read.append(answer["files"])
     ms = {name: statistics.median(times[1:]) for name, times in took.items()}
@@ -150,6 +150,6 @@ def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]
     ]
 
 
-def _held(name: str, found: int, asked: int) -> None:
+def _check_count(name: str, found: int, asked: int) -> None:
     if found != asked:
         raise AnswersDiffer(f"{name} found {found} rows of {asked} keys")

@@ -31,7 +31,7 @@ NO_STATISTICS = {
 """With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
 order gain nothing by them."""
 ALONE = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
-"""What Hudi requires before it indexes a table that has no other writer."""
+"""The options that Hudi requires to index a table without other writers."""
 
 
 class Peer:
@@ -121,7 +121,7 @@ def session(folder: Path, jar: str) -> SparkSession:
     settings = {
         "spark.jars": jar,
         "spark.driver.memory": "6g",
-        "spark.driver.extraJavaOptions": "-Xss256m",  # data skipping makes a deep OR of a list
+        "spark.driver.extraJavaOptions": "-Xss256m",  # Data skipping turns a list into a deeply nested OR.
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -147,7 +147,7 @@ def session(folder: Path, jar: str) -> SparkSession:
 def main() -> None:
     jar, folder, rows, files = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Spark's and Hudi's own words go to the log
+    os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
     peer = Peer(session(folder, jar), folder)
     print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
     for line in sys.stdin:

@@ -1,7 +1,7 @@
 """How long does it take to find the row of a key among 10 million, and the rows of 100,000 keys?
 
-The peers read the same knowledge from Parquet: one file of key, data file and position, sorted by key, with statistics
-and page index, in the page cache, on both cores. Ours has one core, and its
+The peers read the same data from one Parquet file with key, data file and position. The file is sorted by key, has
+statistics and a page index, and is in the page cache. The peers use both cores. Ours has one core, and its
 blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is looked up once, and
 every system must answer with its row. The systems are timed alternately.
 
@@ -151,9 +151,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rows, batch, rounds = (QUICK_KEYS, 10_000, 2) if quick else (KEYS, BATCH, 20)
     keys = np.unique(np.random.default_rng(7).integers(-(1 << 63), 1 << 63, rows + rows // 100))
     keys = np.random.default_rng(8).permutation(keys)[:rows]
-    blob = _indexed(report, folder, keys)
-    record = _mapped(blob)
-    record.verify()  # every page is in memory, and found right: a lookup then does only its own work
+    blob = _build_index(report, folder, keys)
+    record = _map_record(blob)
+    record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _parquet(folder / "entries.parquet", keys)
     answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
     _ones(report, answerers, keys, rounds)
@@ -168,7 +168,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _indexed(report: Report, folder: Path, keys: Values) -> Path:
+def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started = time.thread_time()
@@ -185,7 +185,7 @@ def _indexed(report: Report, folder: Path, keys: Values) -> Path:
     parts = []
     for number, entry in enumerate(entries):
         _write(folder / f"{number}.run", encode([entry]))
-        parts.append(_mapped(folder / f"{number}.run"))
+        parts.append(_map_record(folder / f"{number}.run"))
     started = time.thread_time()
     _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
     merged = len(keys) / (time.thread_time() - started) / 1e6
@@ -200,7 +200,7 @@ def _write(path: Path, parts: Iterable[Any]) -> None:
         out.writelines(parts)
 
 
-def _mapped(path: Path) -> Record:
+def _map_record(path: Path) -> Record:
     with path.open("rb") as file:
         return Record(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
@@ -240,7 +240,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
                 started = time.perf_counter()
                 results = [item.one(value) for value in values]
                 took[item.name].append((time.perf_counter() - started) * 1e6 / times)
-                if results != _expected(keys, asked):
+                if results != _expected_places(keys, asked):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in took.items()}
     best = _best(answerers, values_us)
@@ -250,7 +250,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     ]
 
 
-def _expected(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
     files = np.searchsorted(ends, asked, "right")
     starts = ends - np.diff(ends, prepend=0)
@@ -267,7 +267,7 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
     draw = np.random.default_rng(10)
     for turn in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[query]), np.array(_expected(keys, query))
+        wanted, expected = pa.array(keys[query]), np.array(_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
             result = item.many(wanted)
@@ -308,7 +308,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         took.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected_places(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

@@ -1,8 +1,8 @@
 """How much faster is a merge of Parquet files, or a column drop, that copies chunks than one that decodes them?
 
-Files as a writer leaves them: zstd, dictionaries, page indexes, row groups of 16 MB. The peer is pyarrow, which reads
-each row group and writes it again, on one core as ours. Times are CPU seconds of the process; the plain copy of the
-files is the bound. All files are in the page cache. Ours and the plain copy call fsync.
+The files have the form that writers produce: zstd, dictionaries, page indexes, row groups of 16 MB. The peer is
+pyarrow, which reads each row group and writes it again. Both use one core. Times are CPU seconds of the process; the
+plain copy of the files is the bound. All files are in the page cache. Ours and the plain copy call fsync.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
     for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", kept_schema)):
-        values = measured(
+        values = measure(
             {
                 OURS: lambda out, columns=columns: _copy(paths, out, columns),
                 "pyarrow": lambda out, columns=columns: _rewrite(paths, out, columns),
@@ -87,7 +87,7 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
     return path
 
 
-def measured(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
+def measure(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of each work: the medians of interleaved rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, data_file, measured
+from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, data_file, measure
 from bench.report import OURS, Report, Row
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
@@ -58,7 +58,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ]
         total = sum(path.stat().st_size for path in paths)
         page = os.urandom(_PAGE_BYTES)
-        values = measured(
+        values = measure(
             {
                 OURS: lambda out, paths=paths: _copy(paths, out),
                 "pyarrow": lambda out, paths=paths, name=algorithm: _rewrite(paths, out, name),

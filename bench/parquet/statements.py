@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 IN_PROCESS: lambda text=statement: _run(client, text.format(tables[IN_PROCESS])),
                 IN_SPARK: lambda theirs=theirs: theirs(spark, tables[IN_SPARK]),
             }
-            seconds = _timed(spark, tables, works, rounds)
+            seconds = _time(spark, tables, works, rounds)
             for ours in (OURS, IN_PROCESS):
                 values = {OURS: seconds[ours], IN_SPARK: seconds[IN_SPARK]}
                 name = case if ours == OURS else f"{case}, in one process"
@@ -106,7 +106,7 @@ def _overwrite(spark: SparkSession, table: str) -> None:
     )
 
 
-def _timed(
+def _time(
     spark: SparkSession, tables: dict[str, str], works: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
     """Return the seconds of each work: the medians of interleaved rounds after one that is not counted.

@@ -1,1 +1,1 @@
-"""Scan planning, measured on generated tables against PyIceberg and Iceberg's Java planner. One script a question."""
+"""Benches of scan planning on generated tables, compared with PyIceberg and Iceberg's Java planner."""

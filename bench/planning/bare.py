@@ -1,4 +1,4 @@
-"""The least that aiohttp on uvloop can do: read a request's body, send prepared bytes. What is above it is ours.
+"""A minimal aiohttp server on uvloop: it reads the body of a request and sends prepared bytes, as a lower bound.
 
 `python -m bench.planning.bare PORT BODY [--workers N]` serves the content of the file BODY on every path.
 """

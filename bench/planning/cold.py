@@ -1,6 +1,6 @@
 """How long is a cold plan, and how fast is decode?
 
-Cold: nothing of the table in the planner's memory. The first plan ever decodes every manifest; the first plan after a
+A plan is cold if no data of the table is in memory. The first plan ever decodes every manifest; the first plan after a
 restart finds blocks on the local disk. Java's is the first plan of a fresh JVM that has loaded the table's metadata.
 The manifests are in the page cache for all planners. Decode is measured in entries a
 second of CPU time, one manifest after another, from its bytes.

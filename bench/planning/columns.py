@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.planning.ragged import Cells, Ints, Mask, choice, constant, joined, little_endian, unscaled_decimal
+from bench.planning.ragged import Cells, Ints, Mask, choice, constant, join_cells, little_endian, unscaled_decimal
 
 DAY_US = 86_400_000_000
 START_DAY = 19_723
@@ -145,7 +145,7 @@ def _updated_at(batch: Batch) -> Stats:
     return Stats(little_endian(lower), little_endian(lower + batch.drawn(3 * DAY_US)), _none(batch))
 
 
-def _overlapping(batch: Batch, spread: float) -> tuple[Ints, Ints]:
+def _overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
     """Return random bounds in SPAN that are up to `spread` of SPAN apart.
 
     About spread / 2 of the files contain a point.
@@ -156,7 +156,7 @@ def _overlapping(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 
 def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound // divisor for bound in _overlapping(batch, spread))
+        lower, upper = (bound // divisor for bound in _overlapping_bounds(batch, spread))
         absent = batch.drawn(1000) * batch.records // 10_000 if nulls else _none(batch)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), absent)
 
@@ -165,7 +165,7 @@ def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls:
 
 def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound / 1000 for bound in _overlapping(batch, spread))
+        lower, upper = (bound / 1000 for bound in _overlapping_bounds(batch, spread))
         nans: NDArray[np.int64] = np.where(batch.drawn(20) == 0, batch.drawn(100), 0)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), _none(batch), nans)
 
@@ -175,7 +175,7 @@ def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
 def _decimals(spread: float, *, negative: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         shift = SPAN // 2 if negative else 0
-        lower, upper = (bound - shift for bound in _overlapping(batch, spread))
+        lower, upper = (bound - shift for bound in _overlapping_bounds(batch, spread))
         nulls = batch.drawn(100) * batch.records // 1000
         return Stats(unscaled_decimal(lower), unscaled_decimal(upper), nulls)
 
@@ -212,8 +212,8 @@ def _email(batch: Batch) -> Stats:
 
     Bounds have at most 16 characters, because writers truncate them.
     """
-    lower, upper = _overlapping(batch, 0.01)
-    first, last = (joined(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
+    lower, upper = _overlapping_bounds(batch, 0.01)
+    first, last = (join_cells(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, _none(batch))
 
 
@@ -230,10 +230,10 @@ def _comment(batch: Batch) -> Stats:
 
     Three of a hundred files hold nulls only and have no bounds.
     """
-    lower, upper = _overlapping(batch, 0.3)
+    lower, upper = _overlapping_bounds(batch, 0.3)
     present = batch.drawn(100) >= 3
     nulls = np.where(present, batch.records * 3 // 4, batch.records)
-    first, last = (joined(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
+    first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, nulls, present=present)
 
 

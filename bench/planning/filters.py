@@ -42,13 +42,13 @@ def comparison(op: str, column: str, value: Any) -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
-def both(left: Any, right: Any) -> dict[str, Any]:
+def and_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "and", "left": left, "right": right}
 
 
 def between(column: str, low: Any, high: Any) -> dict[str, Any]:
     """Return the filter low ≤ column < high."""
-    return both(comparison("gt-eq", column, low), comparison("lt", column, high))
+    return and_filter(comparison("gt-eq", column, low), comparison("lt", column, high))
 
 
 def timestamp_text(at_us: int) -> str:
@@ -81,7 +81,7 @@ def _one_day(table: Table, turn: int) -> Any:
 def _three(table: Table, turn: int) -> Any:
     sessions = between("session_id", SPAN // 4 + turn, SPAN // 4 + 1000 + turn)
     orders = between("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
-    return both(comparison("gt", "user_id", SPAN // 2), both(sessions, orders))
+    return and_filter(comparison("gt", "user_id", SPAN // 2), and_filter(sessions, orders))
 
 
 FILTERS = {
@@ -137,4 +137,4 @@ def small(table: Table, turn: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
     hours = between("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
-    return both(comparison("eq", "user_id", SPAN // 3 + turn), hours)
+    return and_filter(comparison("eq", "user_id", SPAN // 3 + turn), hours)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Sample, Worker, drive, in_turns, median_of, repeat, warm
+from bench.measure import Sample, Worker, drive, median_of, repeat, run_alternately, warm
 from bench.planning.bare import BARE, bare
 from bench.planning.filters import small
 from bench.planning.pages import FILE
@@ -72,16 +72,16 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def changing(target: Target, clients: int, seconds: float = seconds) -> Sample:
-            if target is theirs:  # which does not read them
+            if target is theirs:  # The client does not read the pages.
                 return await same(target, clients, seconds)
-            return await drive(target, [_each(new) for _ in range(clients)], seconds=seconds)
+            return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
 
         kinds = {"the same plan": same, "a new filter": changing} if workers == 1 else {"the same plan": same}
         await warm(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
         for kind, piece in kinds.items():
             for clients in CONNECTIONS:
-                samples = await in_turns(targets, rounds, functools.partial(piece, clients=clients))
-                case = f"{kind}, {_many(clients, 'connection')}, {_many(workers, 'worker')}"
+                samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
+                case = f"{kind}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
                 _rows(report, case, samples, alone=clients == workers == 1)
     if workers == 1:
         report.notes.append(f"A small plan's answer: {body.count(FILE)} files, {len(body):,} bytes.")
@@ -103,7 +103,7 @@ def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, alone:
         ] = f"{scaled:.0f} µs"
 
 
-def _many(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
@@ -112,7 +112,7 @@ def _new_plans(table: Table) -> Iterator[Request]:
     return (plan(table, small(table, turn)) for turn in itertools.count(1))
 
 
-def _each(requests: Iterator[Request]) -> Worker:
+def _send_each(requests: Iterator[Request]) -> Worker:
     """Yield the next request of an iterator that several workers share."""
     while True:  # `yield from` would close the shared iterator.
         yield next(requests)
@@ -127,12 +127,12 @@ async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> Non
         async with seamark_here(folder, CACHE) as target:
             await register(target, table)
             await _client(target, table)  # loads the blocks
-            async with _watched() as idle:
+            async with _watch_pauses() as idle:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
                 found, pauses = [], []
                 for _ in range(rounds):
-                    async with _watched() as lag:
+                    async with _watch_pauses() as lag:
                         found.append(await _client(target, table, *(["--gzip"] if coding == "gzip" else [])))
                     pauses.append(lag)
                 if any(item["files"] != table.files for item in found):
@@ -170,7 +170,7 @@ async def _client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
     try:
         out, _ = await child.communicate()
     finally:
-        if child.returncode is None:  # interrupted
+        if child.returncode is None:  # The test was interrupted.
             child.kill()
             await child.wait()
     if child.returncode:
@@ -188,7 +188,7 @@ class _Pause:
 
 
 @asynccontextmanager
-async def _watched() -> AsyncIterator[_Pause]:
+async def _watch_pauses() -> AsyncIterator[_Pause]:
     """Note how late the event loop wakes while the block runs."""
     longest = _Pause()
 

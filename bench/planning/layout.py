@@ -1,4 +1,4 @@
-"""What a generated table writes around its entries: Avro schemas, the manifest list's records, the metadata file.
+"""The parts of a generated table beside its entries: Avro schemas, records of the manifest list, and the metadata file.
 
 Avro field ids, names and types are those that Iceberg's Java library 1.12 writes for version 2 tables (spec:
 "Manifests", "Manifest Lists"), documentation strings left out.

@@ -1,13 +1,13 @@
 """How long does a prefix lookup take: the statistics of one column in the files of one partition?
 
 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
-LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and hand out what their fastest interface gives.
+LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and return the result of their fastest interface.
 Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
 than the previous lookup, and all are warm: the files are in the page cache, engines have seen them. Over HTTP our
 server answers with an Arrow IPC stream, and is compared with the peers' time before any encoding or network.
 
-Two questions of each: bounds and counts by file number, and the same with file names. LMDB's values hold everything in
-either case, and are not taken apart.
+Each store is queried in two ways: for bounds and counts by file number, and with file names. The values of LMDB hold
+all fields in both cases, and are not decoded.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ async def _before_encoding(
         for second_number in range(OURS_A_ROUND):
             day_again = days[(number + second_number) % len(days)]
             asked = number * OURS_A_ROUND + second_number
-            took[OURS].append(_timed(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
-            repeated.append(_timed(mine, day_again)[0])
+            took[OURS].append(_time(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
+            repeated.append(_time(mine, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
-            ms, answer = _timed(partial(peer.lookup, column_id, names=names), day)
+            ms, answer = _time(partial(peer.lookup, column_id, names=names), day)
             took[peer.name].append(ms)
             if peer.facts(answer) != expected:
                 raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
@@ -153,7 +153,7 @@ def _column_id(table: Table) -> int:
     return next(column.id for column in columns(table.columns) if column.name == COLUMN)
 
 
-def _timed(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
+def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
     started = time.perf_counter()
     answer = work(day)
     return (time.perf_counter() - started) * 1000, answer
@@ -165,5 +165,5 @@ def _best(took: dict[str, list[float]]) -> str:
 
 def _avro(report: Report, table: Table, peer: Avro) -> None:
     """Add one lookup to the first row; the Avro reader reads the whole file."""
-    ms, _ = _timed(partial(peer.lookup, _column_id(table), names=True), START_DAY)
+    ms, _ = _time(partial(peer.lookup, _column_id(table), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

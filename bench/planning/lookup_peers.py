@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.planning.columns import Stats, columns
-from bench.planning.ragged import Cells, Ints, encoded, little_endian, prefixed, varint, varint_bytes
+from bench.planning.ragged import Cells, Ints, add_lengths, encode_records, little_endian, varint, varint_bytes
 from bench.planning.tables import FORMAT as TABLE_FORMAT
 from bench.planning.tables import SYNC, Table, file_names, statistics
 
@@ -80,7 +80,7 @@ def entries(of: Table) -> Iterator[Entries]:
         for name in ("day", "bucket", "number", "records")
     )
     order = np.lexsort((number, bucket, day))
-    names = stacked([file_names(of, item.batch) for item in random_statistics])
+    names = stack_cells([file_names(of, item.batch) for item in random_statistics])
     for at, column in enumerate(columns(of.columns)):
         results = [item.stats[at] for item in random_statistics]
         nans = [result.nans for result in results if result.nans is not None]
@@ -88,16 +88,18 @@ def entries(of: Table) -> Iterator[Entries]:
             np.ones(len(result.nulls), np.bool_) if result.present is None else result.present for result in results
         ]
         stats = Stats(
-            taken(stacked([result.lower for result in results]), order),
-            taken(stacked([result.upper for result in results]), order),
+            take_cells(stack_cells([result.lower for result in results]), order),
+            take_cells(stack_cells([result.upper for result in results]), order),
             np.concatenate([result.nulls for result in results])[order],
             np.concatenate(nans)[order] if nans else None,
             np.concatenate(present)[order],
         )
-        yield Entries(column.id, day[order], bucket[order], number[order], taken(names, order), records[order], stats)
+        yield Entries(
+            column.id, day[order], bucket[order], number[order], take_cells(names, order), records[order], stats
+        )
 
 
-def stacked(parts: list[Cells]) -> Cells:
+def stack_cells(parts: list[Cells]) -> Cells:
     """Return the rows of all parts; narrower parts are padded with bytes that do not count."""
     width = max(part.matrix.shape[1] for part in parts)
     matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
@@ -105,7 +107,7 @@ def stacked(parts: list[Cells]) -> Cells:
     return Cells(np.concatenate(matrix), np.concatenate(used))
 
 
-def taken(part: Cells, order: Ints) -> Cells:
+def take_cells(part: Cells, order: Ints) -> Cells:
     return Cells(part.matrix[order], part.mask()[order])
 
 
@@ -137,7 +139,7 @@ def _write(of: Table, folder: Path) -> None:
         for entry in entries(of):
             batch = _arrow(entry)
             if writer is None:
-                # Uncompressed and without dictionaries of what hardly repeats: quickest to read.
+                # Files without compression and without dictionaries for rarely repeated values are fastest to read.
                 writer = pq.ParquetWriter(
                     folder / "entries.parquet",
                     batch.schema,
@@ -150,7 +152,7 @@ def _write(of: Table, folder: Path) -> None:
             writer.write_batch(batch, row_group_size=batch.num_rows)
             with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                 cursor.putmulti(_pairs(entry), append=True)
-            data, _ = encoded(_avro(entry))
+            data, _ = encode_records(_avro(entry))
             avro.write(varint_bytes(len(entry.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
     if writer is not None:
         writer.close()
@@ -160,7 +162,7 @@ def _write(of: Table, folder: Path) -> None:
 
 def _bytes(part: Cells, kind: pa.DataType, present: Any = None) -> pa.Array:
     """Return an Arrow array of texts or bytes without a Python object for each."""
-    data, lengths = encoded([part])
+    data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     valid = None if present is None else pa.array(present, pa.bool_()).buffers()[1]
@@ -191,8 +193,8 @@ def _pairs(of: Entries) -> Iterator[tuple[bytes, bytes]]:
     rows = len(of.day)
     nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
     body = [little_endian(of.values), little_endian(of.stats.nulls), little_endian(nans)]
-    body += [prefixed(of.stats.lower), prefixed(of.stats.upper), prefixed(of.name)]
-    data, lengths = encoded(body)
+    body += [add_lengths(of.stats.lower), add_lengths(of.stats.upper), add_lengths(of.name)]
+    data, lengths = encode_records(body)
     whole, at = data.tobytes(), 0
     for day, bucket, file, length in zip(of.day, of.bucket, of.file, lengths, strict=True):
         yield KEY.pack(of.column_id, day, bucket, file), whole[at : at + length]
@@ -210,7 +212,7 @@ def _avro(of: Entries) -> list[Cells]:
     rows = len(of.day)
     nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
     numbers = [np.full(rows, of.column_id, np.int64), of.day, of.bucket, of.file, of.values, of.stats.nulls, nans]
-    return [*map(varint, numbers), prefixed(of.name), prefixed(of.stats.lower), prefixed(of.stats.upper)]
+    return [*map(varint, numbers), add_lengths(of.name), add_lengths(of.stats.lower), add_lengths(of.stats.upper)]
 
 
 def _sql(column_id: int, day: int, *, names: bool) -> str:

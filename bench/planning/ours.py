@@ -1,4 +1,4 @@
-"""Our planner as the server opens it, in this process: no HTTP, so that a plan of microseconds can be timed."""
+"""The planner of the server in this process. Without HTTP, plans that take microseconds can be timed."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class OurPlanner:
 async def our_planner(
     home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
-    """Open a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it.
+    """Open a planner over `table`. With `disk` it has a cache tier on the local disk below `home`, which stays.
 
     Args:
-        memory_bytes: Its budget, where it is not the default.
+        memory_bytes: The memory budget of the planner; None means the default.
     """
     settings = Settings(home=home, warehouse=f"file://{table.folder}")
     if memory_bytes is not None:

@@ -34,7 +34,7 @@ class Plan:
             PlansDiffer: They kept different files; the message names `what`.
         """
         if self.answer != other.answer:
-            raise PlansDiffer(f"{what}: {self.files} files were kept by one planner and {other.files} by another")
+            raise PlansDiffer(f"{what}: one planner keeps {self.files} files, and another keeps {other.files}")
 
 
 def fingerprint(paths: Iterable[bytes]) -> int:

@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cells:
-    """One value a row: `matrix` is uint8[rows, width]; `used` says which of its bytes count (None: all of them)."""
+    """One value for each row: `matrix` is uint8[rows, width]; `used` marks the bytes that count (None: all)."""
 
     matrix: Bytes
     used: Mask | None = None
@@ -31,7 +31,7 @@ class Cells:
         return np.full(rows, width, np.int64) if self.used is None else self.used.sum(axis=1, dtype=np.int64)
 
 
-def joined(*parts: Cells) -> Cells:
+def join_cells(*parts: Cells) -> Cells:
     """Return the parts one after another, row by row."""
     matrix = np.hstack([part.matrix for part in parts])
     if all(part.used is None for part in parts):
@@ -43,7 +43,7 @@ def constant(value: bytes, rows: int) -> Cells:
     return Cells(np.broadcast_to(np.frombuffer(value, np.uint8), (rows, len(value))))
 
 
-def only(part: Cells, present: Mask) -> Cells:
+def filter_cells(part: Cells, present: Mask) -> Cells:
     """Return `part` in the rows where `present` (bool[rows]) is true, and empty cells elsewhere."""
     return Cells(part.matrix, part.mask() & present[:, None])
 
@@ -78,7 +78,7 @@ def unscaled_decimal(values: Ints) -> Cells:
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
     used = np.ones(matrix.shape, np.bool_)
-    for dropped in range(7):  # the byte is redundant when the bytes behind it still hold value and sign
+    for dropped in range(7):  # The byte is redundant if the bytes after it hold the value and the sign.
         used[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
     return Cells(matrix, used)
 
@@ -110,16 +110,16 @@ def choice(words: list[bytes], index: Ints) -> Cells:
     return Cells(table[index], used[index])
 
 
-def prefixed(part: Cells) -> Cells:
+def add_lengths(part: Cells) -> Cells:
     """Encode Avro's bytes and string: the length as a varint, then the bytes."""
     if part.used is None:
         rows, width = part.matrix.shape
-        return joined(constant(varint_bytes(width), rows), part)
-    return joined(varint(part.lengths()), part)
+        return join_cells(constant(varint_bytes(width), rows), part)
+    return join_cells(varint(part.lengths()), part)
 
 
-def encoded(parts: list[Cells]) -> tuple[Bytes, Ints]:
+def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:
     """Return the records as one run of bytes, and the length of each."""
-    whole = joined(*parts)
+    whole = join_cells(*parts)
     mask = whole.mask()
     return whole.matrix[mask], mask.sum(axis=1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Iceberg tables of any number of files, metadata only: what planning reads, and nothing that it does not.
+"""Iceberg tables with any number of files. Only the metadata that planning reads exists.
 
 Version 2, 1,000 entries a manifest, deflated as Java writes them (level 9, blocks of 64,000 bytes), each manifest from
 its own append whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
@@ -34,13 +34,13 @@ from bench.planning.columns import BUCKETS, Batch, Column, Stats, columns
 from bench.planning.ragged import (
     Cells,
     Ints,
+    add_lengths,
     constant,
     decimal_text,
     digits,
-    encoded,
-    joined,
-    only,
-    prefixed,
+    encode_records,
+    filter_cells,
+    join_cells,
     varint,
     varint_bytes,
 )
@@ -89,12 +89,12 @@ def table(
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Table:
-    """Return the table with that many files, made if it is not below `cache` yet; it appears whole or not at all.
+    """Return the table with this number of files. Create it completely, or not at all, if it is not below `cache`.
 
     `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
     """
     if files < 1 or column_count < 20 or files_per_day % BUCKETS or files_per_day < BUCKETS:
-        raise ValueError("a table has a file and 20 columns at least, and a multiple of 16 files a day")
+        raise ValueError("a table needs at least one file and 20 columns, and a multiple of 16 files per day")
     name = f"{files}x{column_count}" + ("" if files_per_day == FILES_PER_DAY else f"-{files_per_day}")
     if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
         name += f"-{manifest_entries}-level{deflate_level}"
@@ -147,7 +147,7 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FileStatistics:
     """The random values of up to 8,000 consecutive files: their sizes in bytes, and the statistics of each column."""
 
     batch: Batch
@@ -156,10 +156,10 @@ class Drawn:
     stats: list[Stats]
 
 
-def statistics(of: Table) -> Iterator[Drawn]:
+def statistics(of: Table) -> Iterator[FileStatistics]:
     """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
     plan = _plan_of(of)
-    return (_drawn(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
+    return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
 def file_names(of: Table, batch: Batch) -> Cells:
@@ -171,8 +171,8 @@ def _plan_of(of: Table) -> _Plan:
     return _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day, of.manifest_entries)
 
 
-def _drawn(plan: _Plan, first: int) -> Drawn:
-    """From the manifest `first` on; every batch has its own generator, so that they can be made in any order."""
+def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
+    """Draw the files from the manifest `first` on. Each batch has its own generator, so their order is arbitrary."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     entries = plan.manifest_entries
     number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)
@@ -181,7 +181,7 @@ def _drawn(plan: _Plan, first: int) -> Drawn:
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.drawn(1 << 20)
     of = columns(plan.columns)
-    return Drawn(batch, size, of, [column.make(batch) for column in of])
+    return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
 
 def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
@@ -221,9 +221,9 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
-    drawn = _drawn(plan, first)
+    drawn = _draw_statistics(plan, first)
     batch, records = drawn.batch, drawn.batch.records
-    data, lengths = encoded(_entries(plan, drawn))
+    data, lengths = encode_records(_entries(plan, drawn))
     ends = np.concatenate([[0], np.cumsum(lengths)])
     header = _header(drawn.columns)
     results = []
@@ -277,7 +277,7 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         start = stop
 
 
-def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
+def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.entry_schema`.
 
     Branches of unions: 0 null, 2 value.
@@ -290,7 +290,7 @@ def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
         constant(status_added + b"\x02", rows),
         varint(layout.snapshot_id(0) + manifest * 7919),
         constant(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
-        prefixed(_paths(plan, batch)),
+        add_lengths(_paths(plan, batch)),
         constant(b"\x0ePARQUET\x02", rows),
         varint(batch.day),
         constant(b"\x02", rows),
@@ -315,7 +315,7 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
     first_day = int(batch.day.min())
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
-    return joined(
+    return join_cells(
         constant(f"{plan.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
         constant(b"/user_id_bucket=", rows),
@@ -332,7 +332,7 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
     first, last = int(manifest.min()), int(manifest.max())
     commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
-    return joined(
+    return join_cells(
         digits(batch.number % plan.manifest_entries, 5),
         constant(b"-", rows),
         decimal_text(batch.number + 10_000),
@@ -364,8 +364,8 @@ def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> 
     )
     parts = [constant(b"\x02", rows), varint(len(of) - absent)]
     for column, stat, bound in zip(of, stats, values, strict=True):
-        pair = joined(constant(varint_bytes(column.id), rows), prefixed(bound))
-        parts.append(pair if stat.present is None else only(pair, stat.present))
+        pair = join_cells(constant(varint_bytes(column.id), rows), add_lengths(bound))
+        parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
     return [*parts, constant(b"\x00", rows)]
 
 
@@ -373,7 +373,8 @@ def _split_offsets(size: Ints) -> list[Cells]:
     """Return one offset a row group of 128 MB, the first behind the magic bytes."""
     groups = -(-size // ROW_GROUP)
     offsets = (
-        only(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group) for group in range(int(groups.max()))
+        filter_cells(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
+        for group in range(int(groups.max()))
     )
     return [varint(groups), *offsets, constant(b"\x00", len(size))]
 

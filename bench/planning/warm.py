@@ -1,4 +1,4 @@
-"""How long is a warm plan: the table's metadata is decoded already, and the filter is new?
+"""How long does a warm plan take, if the metadata of the table is already decoded and the filter is new?
 
 Ours is timed in the process that has the metadata, from the filter's JSON to the rows that are kept; Java and PyIceberg
 are timed from the filter to the last task. Every planner gets the same filters alternately, and must keep the same
@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                         ordered[files] = actual_filter
             if files <= 100_000:
                 _pyiceberg(report, new_table)
-            if quick or files >= 100_000:  # fewer fit into the caches of the core
+            if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
                 await _against_memory(report, new_table, ours, memory)
     _growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
@@ -62,7 +62,7 @@ async def _filter(
     report: Report, table: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
-    first = await ours.plan(wanted.expression(table))  # summaries of the column are put together here
+    first = await ours.plan(wanted.expression(table))  # The planner combines the summaries of the column here.
     mine, theirs = [], []
     for turn in range(1, turns + 1):
         plan = java.plan(wanted.expression(table, turn))
@@ -101,7 +101,7 @@ def _pyiceberg(report: Report, table: Table) -> None:
 
 
 async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
-    """How far comparing bounds is from reading them: the kernels' time over what their bytes take to arrive."""
+    """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
     schema = ours.metadata.current_schema
     for name in RANGES:
         expected = FILTERS[name]

@@ -1,4 +1,4 @@
-"""How many files of the facts hold a row that a query needs, joins included: no plan can keep fewer.
+"""Count the files of the facts with a row that a query with its joins needs. No plan can keep fewer files.
 
 DuckDB finds the rows in the data files themselves, without the catalog.
 """

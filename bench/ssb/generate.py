@@ -30,7 +30,7 @@ TABLES = ("date", "supplier", "customer", "part", "lineorder")
 """The tables in the order of their size; each is one Parquet file, `<table>.parquet`."""
 
 FORMAT = 1
-"""Raised when `schema.sql` changes what it makes, so that a stale cache is made again."""
+"""The version of the generated data. Raise it when the output of `schema.sql` changes, so that caches are replaced."""
 
 SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineitem")
 

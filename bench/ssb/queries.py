@@ -107,17 +107,17 @@ class Oracle:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
-        """Answer all queries, so that `difference` answers none."""
+        """Run all queries now, so that `difference` does not run them later."""
         for sql in QUERIES.values():
             self._answer(sql)
 
     def _answer(self, sql: str) -> list[tuple[str, ...]]:
-        if sql not in self._right:  # the files do not change, and a benchmark checks each query many times
+        if sql not in self._right:  # The files do not change, and a benchmark checks each query many times.
             self._right[sql] = sorted(map(_comparable, self.rows(sql)))
         return self._right[sql]
 
     def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
-        """Return empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
+        """Return a description of the difference to the right rows in any order, or an empty text if there is none."""
         right = self._answer(sql)
         actual = sorted(map(_comparable, answer))
         if actual == right:

@@ -110,7 +110,7 @@ def _table(node: Any) -> str:
 
 
 def _files(node: Any) -> FilesRead:
-    """Data files of the scan.
+    """Return the data files of the scan.
 
     The metric `resultDataFiles` is 0 where a server planned.
 

@@ -42,7 +42,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
                 raw = await _written_raw(kafka, rows, row_bytes, writers, seconds)
-                ours = await _appended(kafka, rows, row_bytes, writers, seconds)
+                ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
                 _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
@@ -64,7 +64,7 @@ def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, r
     add(Row(case, "batches a group", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
 
 
-async def _appended(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
     """Append batches to the log by several writers for a time."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())

@@ -1,4 +1,4 @@
-"""How fast does the log acknowledge rows, and how soon is it open after a kill?
+"""How fast does the log acknowledge rows, and how long does it take to open after a kill?
 
 `python -m bench.streams.log FOLDER BYTES ROWS ROW_BYTES` fills a log for the second question and waits to be killed.
 
@@ -67,7 +67,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
         disk = bare(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
-            ours = await acknowledged(folder, rows, row_bytes, writers, seconds)
+            ours = await measure_appends(folder, rows, row_bytes, writers, seconds)
             _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, disk)
     await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
@@ -116,7 +116,7 @@ def bare(folder: Path, size_bytes: int, seconds: float) -> Measured:
         path.unlink()
 
 
-async def acknowledged(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
     """Append batches by several writers for a time."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []
@@ -140,7 +140,7 @@ async def acknowledged(folder: Path, rows: int, row_bytes: int, writers: int, se
 
 
 async def _small_batches(report: Report, folder: Path, rows: int) -> None:
-    """DuckLake's test: rows in batches of ten, one writer that waits for each answer, and one with 64 on their way."""
+    """Measure DuckLake's test: batches of ten rows, by a writer with one batch in flight and a writer with 64."""
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
@@ -163,7 +163,7 @@ async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int)
 
 
 async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
-    """How long it takes to open a log whose process was killed."""
+    """Measure the time to open a log whose process was killed."""
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
     filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert filling.stdout is not None

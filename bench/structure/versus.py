@@ -130,7 +130,7 @@ def _cases(table: tables.Table) -> dict[str, Slice]:
     cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
     cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
     cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, small(table))))
-    cases["plan, a new filter"] = partial(_drive, worker=lambda: _each(filters))
+    cases["plan, a new filter"] = partial(_drive, worker=lambda: _send_each(filters))
     return cases
 
 
@@ -138,9 +138,9 @@ async def _drive(target: Target, worker: Callable[[], Worker]) -> Sample:
     return await drive(target, [worker()], seconds=SECONDS)
 
 
-def _each(requests: Iterator[Request]) -> Worker:
+def _send_each(requests: Iterator[Request]) -> Worker:
     """Yield the requests of an iterator that all slices share."""
-    while True:  # not `yield from`, which would close the iterator
+    while True:  # `yield from` would close the iterator.
         yield next(requests)
 
 

@@ -1,1 +1,1 @@
-"""What the proxy before Trino gives to queries, against Trino alone on the same tables."""
+"""Benches of queries through the Trino proxy, compared with Trino alone on the same tables."""

@@ -1,4 +1,4 @@
-"""A statement by Trino's client protocol, and what Trino reports of any query that it ran.
+"""A client that sends statements by Trino's protocol and reads the statistics that Trino reports for each query.
 
 Planning is as Trino timed it; the wall time is the client's, from the first byte sent to the last row.
 """
@@ -36,7 +36,7 @@ class Answer:
 
 
 class Failed(Exception):
-    """Trino refused a statement, or failed; in its words."""
+    """Trino refused or failed to run a statement. The message is Trino's."""
 
 
 class Client:
@@ -74,13 +74,13 @@ class Client:
         return page["id"], rows, first.headers.get("X-Seamark-Plan", "")
 
     def query(self, query_id: str) -> dict[str, Any]:
-        """Return all that the coordinator reports of it."""
+        """Return the complete report of the coordinator about the query."""
         path = f"{self._coordinator}/v1/query/{query_id}"
         document: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
         return document
 
     def _files_of(self, schema: str, table: str) -> int:
-        """As the coordinator counts them, of a plan table, too; outside of what is timed."""
+        """Return the number of files of a table or plan table. The time of this request does not count."""
         if (schema, table) not in self._files:
             _, rows, _ = self._run(self._coordinator, f'SELECT count(*) FROM "{schema}"."{table}$files"', schema)
             self._files[schema, table] = rows[0][0]
@@ -110,5 +110,5 @@ def _milliseconds(text: str) -> float:
     """Return the milliseconds of a duration as Trino writes it, such as `343.47ms`."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return float(match[1]) * _MS[match[2]]

@@ -1,4 +1,4 @@
-"""Trino's clients, many of them for little: a statement is posted, and its pages are followed to the end."""
+"""Cheap clients of Trino: a client posts a statement and follows its pages to the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATH = b"/v1/statement/"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one statement took; `plan` is what the adapter says it did with it, empty without one."""
+    """The measurements of one statement. `plan` is the outcome that the adapter reports; empty without one."""
 
     ms: float
     requests: int

@@ -32,7 +32,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 
 FORMAT = 1
-"""Raised when other tables are made, so that a kept lake is made again."""
+"""The version of the tables. Raise it when the tables change, so that stored lakes are replaced."""
 LAKES = CACHE / "bench" / "trino"
 BASE = "base"
 BASE_FILES = 16
@@ -129,7 +129,7 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Seque
 
 
 def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Another table with the same files: neither deletes files."""
+    """Create another table with the same files. Neither table deletes files."""
     loaded = client.load_table(source, history=True)
     metadata = json.loads(loaded.metadata)
     folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)

@@ -21,7 +21,7 @@ from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
 from bench.trino.clients import Ran, follow, statement
 from bench.trino.points import points
-from bench.trino.served import TRINO, adapter, both
+from bench.trino.served import TRINO, adapter, run_both_targets
 from bench.trino.upstream import upstream
 from bench.wire import Connection, LoadError
 from tests.services.seamark import Seamark
@@ -47,12 +47,12 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     if quick:
         statements, talked = 40, 200
     with points(FILES, folder / "seamark") as server:
-        with both(folder, server) as targets:
+        with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
-                await _compared(report, case, sql, targets, runs)
+                await _compare(report, case, sql, targets, runs)
             await _crowd(report, targets, clients)
-            await _remembered(report, "Trino", targets[1], statements, clients=8)
-        await _talked(report, folder, server, talked, size)
+            await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
+        await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
         f"{runs} runs of each statement in turns, after {WARM}, over a table of {FILES} files; coordinator, worker,"
         " adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
@@ -63,8 +63,8 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 # One client
 
 
-async def _compared(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
-    """Alone and adapted, the order turned round each time."""
+async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
+    """Measure a statement with and without the adapter, in alternating order."""
     ours = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[Ran]] = {target.name: [] for target in targets}
@@ -98,7 +98,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 async def _crowd(report: Report, targets: Sequence[Target], clients: int) -> None:
-    """All at once, each with one connection and three statements; Trino queues what it does not run."""
+    """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
     ours = targets[-1]
@@ -136,8 +136,8 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
     return latencies or [0.0], failures
 
 
-async def _remembered(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
-    """Return the adapter's memory over many statements; statements a second."""
+async def _measure_repeats(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
+    """Measure the adapter's memory over many statements, and return the statements per second."""
     left, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 
@@ -164,19 +164,19 @@ async def _remembered(report: Report, behind: str, ours: Target, statements: int
 # A coordinator that only talks
 
 
-async def _talked(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
-    """The adapter has a core, and all else the other."""
+async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
+    """Measure the adapter on one core, while all other processes use the other core."""
     with ExitStack() as running:
         with on_core(LOAD_CORE):
             talker = running.enter_context(upstream(folder))
         with on_core(SERVER_CORE):
-            # The talker has no access rules.
+            # The simulated coordinator has no access rules.
             ours = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
         running.enter_context(on_core(LOAD_CORE))
         await _per_request(report, (talker, ours), runs=200 if statements < 1000 else 5000)
         for pages in (size // PAGE_BYTES, 1):
-            await _streamed(report, (talker, ours), pages, size // pages)
-        rate = await _remembered(report, "a talker", ours, statements, clients=8)
+            await _measure_pages(report, (talker, ours), pages, size // pages)
+        rate = await _measure_repeats(report, "a talker", ours, statements, clients=8)
     report.notes.append(
         f"A talker behind: eight clients ran {rate:,.0f} statements a second, a tenth with a condition."
     )
@@ -200,12 +200,12 @@ async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> 
     report.rows.append(Row(case, "adapter's CPU a request", "µs", {OURS: cpu_us}))
 
 
-async def _streamed(report: Report, targets: Sequence[Target], pages: int, page_bytes: int) -> None:
+async def _measure_pages(report: Report, targets: Sequence[Target], pages: int, page_bytes: int) -> None:
     case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
     rates: dict[str, float] = {}
     for target in targets:
         async with _peak_mb(target) as peak_mb:
-            seconds, size = await _drained(target, f"{pages} {page_bytes}")
+            seconds, size = await _drain(target, f"{pages} {page_bytes}")
         if size < pages * page_bytes:
             raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
         rates[target.name] = size / seconds / 1e6
@@ -214,8 +214,8 @@ async def _streamed(report: Report, targets: Sequence[Target], pages: int, page_
     report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
 
 
-async def _drained(target: Target, sql: str) -> tuple[float, int]:
-    """Seconds, and bytes of the bodies, none of which is kept."""
+async def _drain(target: Target, sql: str) -> tuple[float, int]:
+    """Return the seconds and the bytes of all bodies. The function discards the bodies."""
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
@@ -249,7 +249,7 @@ async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[by
 
 @asynccontextmanager
 async def _peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
-    """Yield a function that returns by how many MB the memory grew at most."""
+    """Yield a function that returns the maximum growth of the memory in MB."""
     before = peak = target.rss_mb()
 
     async def watch() -> None:

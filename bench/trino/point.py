@@ -20,7 +20,7 @@ from bench.report import OURS, Report, Row
 from bench.targets import Target
 from bench.trino.clients import Ran, follow, statement
 from bench.trino.points import ALONE, INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
-from bench.trino.served import TRINO, both
+from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, request
 
 FILES, KEYS, PLANS = 10_000, 12, 200
@@ -38,10 +38,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("trino_point", f"How long does one row of {files:,} files take?", peer="Trino alone")
     with points(files, folder / "seamark") as server:
         target = Target(OURS, server.base_url, (server.pid,), folder)
-        with both(folder, server) as targets:
+        with run_both_targets(folder, server) as targets:
             for column, case in COLUMNS.items():
-                await _found(report, case, column, files, targets, keys)
-                await _planned(report, case, column, files, target, plans)
+                await _measure_lookup(report, case, column, files, targets, keys)
+                await _measure_plan(report, case, column, files, target, plans)
             report.bounds["a statement of Trino alone, over a table of one file"] = (
                 f"{await _least(targets[0], keys):.0f} ms"
             )
@@ -52,7 +52,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _found(report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int) -> None:
+async def _measure_lookup(
+    report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int
+) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[Ran]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
@@ -83,16 +85,16 @@ async def _least(trino: Target, keys: int) -> float:
     return statistics.median(result.ms for result in results[WARM:])
 
 
-async def _planned(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
+async def _measure_plan(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
-    # Of other keys than any statement's: every other number from the end.
+    # No statement uses these keys: they are every other number from the end.
     queries = [
         {"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * number, files)}"} for number in range(plans)
     ]
     for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
         before_s = target.cpu_s()
-        took = [await _timed(connection, path, body) for body in queries]
+        took = [await _time(connection, path, body) for body in queries]
         cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
         report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(took)}, goal=goal))
         report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(took)[int(0.9 * plans)]}))
@@ -100,7 +102,7 @@ async def _planned(report: Report, case: str, column: str, files: int, target: T
     connection.close()
 
 
-async def _timed(connection: Connection, path: str, body: dict[str, Any]) -> float:
+async def _time(connection: Connection, path: str, body: dict[str, Any]) -> float:
     started_s = time.perf_counter()
     answer = await connection.ask(request("POST", path, body))
     took_ms = 1000 * (time.perf_counter() - started_s)

@@ -4,8 +4,8 @@ Each row has its number by four columns. Of `in_record`, `in_bloom` and `in_bitm
 so that statistics leave none out; each has the index that it is called after. `in_order` rises from file to file.
 A thousand files make a commit, and a manifest.
 
-The lake is made by our own writer for each run, in memory where the system has a folder for that: who reads it would
-have it in the page cache, and syncing ten thousand files to a disk takes longer than all that is measured.
+The lake is made by our own writer for each run, in memory where the system has a folder for that: readers would
+find it in the page cache, and syncing ten thousand files to a disk would take longer than all measurements.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def rows_of(file: int, files: int) -> pa.RecordBatch:
 
 @contextmanager
 def points(files: int, home: Path) -> Iterator[Seamark]:
-    """A server over the table."""
+    """Run a server over the table."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=memory if memory.is_dir() else None) as folder:
         env = {"SEAMARK_LOG_LEVEL": "warning"}
@@ -94,7 +94,7 @@ def _create(client: IndexClient, table: str) -> None:
         {"id": number, "name": name, "required": False, "type": kind}
         for number, (name, kind) in enumerate(_FIELDS.items(), 1)
     ]
-    # Each batch is larger than a file is to be, and becomes one.
+    # Each batch is larger than the target size, so it becomes one file.
     body = {"name": table, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_FILE_BYTES: "2000"}}
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
 

@@ -1,4 +1,4 @@
-"""Trino over a Seamark, alone and with the adapter before it."""
+"""Trino over a Seamark server, with and without the adapter."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "500
 
 @contextmanager
 def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Target]:
-    """`seamark trino-proxy` before `of`, logging to a file as it does by default."""
+    """Run `seamark trino-proxy` before `of`, with its default log file."""
     with trino_proxy(folder / f"proxy-of-{of.name}", "--trino", of.base_url, *flags, seamark=seamark) as proxy:
         yield Target(OURS, proxy.url, (proxy.process.pid,), folder)
 
 
 @contextmanager
-def both(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
-    """Trino, and the adapter before it."""
+def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
+    """Run Trino and the adapter, and yield both as targets."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         alone = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
         with adapter(folder, alone, server.base_url) as ours:

@@ -1,4 +1,4 @@
-"""How near do SSB's queries come to reading only the files that they need, and what is that worth to stock Trino?
+"""How many more files than necessary do SSB's queries read, and how much faster is stock Trino with the proxy?
 
 The same Trino answers each query directly, and through the proxy, alternately in one run. THE BOUND is how many files
 hold a row that the whole WHERE clause is true for, joins included, as DuckDB finds it in the data files. Every answer
@@ -34,23 +34,23 @@ LARGE = (5.0, 5000)
 LARGE_BUDGET_MS = 2000
 QUICK = {"scale": 0.01, "files": 40, "rounds": 1}
 WARM_ROUNDS = 2
-"""A JVM that has seen a query once still runs it half as fast as later."""
+"""Rounds that do not count. In its second run, a query still takes twice as long as later."""
 DOUBTFUL_ROUNDS = 8
-"""More of those that seem slower than they may be: Trino's own times for one query differ by more than that."""
+"""Additional rounds of queries that seem slower than tolerated, because Trino's own times vary by more."""
 
 
 class AnswersDiffer(Exception):
-    """An engine's rows are not DuckDB's."""
+    """An engine returned other rows than DuckDB."""
 
 
 @dataclass
 class Case:
-    """One query on one layout: what each of the two took in each round."""
+    """One query on one layout, with the measurements of both ways in each round."""
 
     layout: Layout
     query: str
     total: int
-    """Files of the facts."""
+    """The number of files of the facts."""
     bound: int
     taken: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def files(self) -> int:
-        """That Trino was given by way of the proxy; of several rounds the most."""
+        """Return the largest number of files in any round that Trino received through the proxy."""
         return max(item.files for item in self.taken[OURS])
 
     @property
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def less_read(self) -> float:
-        """How many times fewer bytes: what a query that did nothing but read would be faster by."""
+        """Return how many times fewer bytes Trino reads, the speed-up of a query that only reads."""
         return max(1.0, self.median(DIRECT, "kilobytes")) / max(1.0, self.median(OURS, "kilobytes"))
 
     @property
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def slower_ms(self) -> float:
-        """By how much it is beyond what may be slower."""
+        """The milliseconds by which the query is slower than tolerated."""
         direct = self.median(DIRECT, "wall_ms")
         return max(0.0, self.median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
 
@@ -91,16 +91,16 @@ class Case:
 async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
-    return _asked("trino_ssb", folder, LAYOUTS, scale, files, rounds)
+    return _run_queries("trino_ssb", folder, LAYOUTS, scale, files, rounds)
 
 
 async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Report:
-    """Return the clustered layout alone, where what a query costs without reading a file matters less."""
+    """Run the clustered layout alone at a large scale, where the fixed cost of a query matters less."""
     scale, files = LARGE
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
     layouts = [item for item in LAYOUTS if item.name == CLUSTERED]
-    report = _asked("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
+    report = _run_queries("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
     report.notes.append(
         f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
         "joins takes more than that when it is asked for the first time."
@@ -108,7 +108,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     return report
 
 
-def _asked(
+def _run_queries(
     bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
     with ExitStack() as opened:
@@ -150,7 +150,7 @@ def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, d
 def _ask_in_turns(
     cases: Sequence[Case], sql: str, clients: Mapping[str, Client], oracle: Oracle, *, backwards: bool, counted: bool
 ) -> None:
-    """Direct once, as all of these cases have the same files, and each case by the proxy."""
+    """Run a query directly once, because all cases have the same files, and through the proxy for each case."""
     turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
     for who, case in reversed(turns) if backwards else turns:
         answer = clients[who].ask(sql, case.layout.name)
@@ -214,7 +214,7 @@ def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """Geometric."""
+    """Return the geometric mean."""
     return exp(statistics.fmean(log(ratio) for ratio in ratios))
 
 

@@ -1,4 +1,4 @@
-"""A coordinator that only talks: Trino's client protocol at the speed of a socket, without a query behind it.
+"""A simulated coordinator that answers by Trino's client protocol at the speed of a socket, without running queries.
 
 `python -m bench.trino.upstream PORT`. A statement's text is `<pages> <bytes of each>`; anything else gives one row. The
 answers are as long as those of Trino 483, and chunked as Jetty's are, their end in a separate packet. It keeps

@@ -1,1 +1,1 @@
-"""Writers and readers, measured beside Iceberg's, PyIceberg's and Hudi's own. One script a question."""
+"""Benches of writers and readers, compared with those of Iceberg, PyIceberg and Hudi."""

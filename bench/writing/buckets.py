@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, lake
 from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, base, keys_of
-from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configured
+from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configure
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
 ROUNDS, EQUALS = 5, 15
@@ -37,7 +37,7 @@ GROUPING = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quan
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
     rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
-    with lake(folder, bases) as new_lake, configured(new_lake.spark, NO_BROADCAST):
+    with lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
             new_lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
             ("grouping by the key", GROUPING.format(left)),
         ):
-            _compared(report, spark, case, query, rounds)
+            _compare(report, spark, case, query, rounds)
     report.notes += [
         f"{rows:,} rows a table, in {BUCKETS} files. Medians of {rounds} in turns after one; of {equals} keys.",
         f"{EXCHANGED}: the same tables, {next(iter(FORGOTTEN))} off. Iceberg's own reader, two cores.",
@@ -64,7 +64,7 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
-            seconds, answer = _timed(frame)
+            seconds, answer = _time(frame)
             results.add(len(answer))
             if turn:
                 took[name].append(seconds)
@@ -76,15 +76,15 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
-def _compared(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
+def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
     took: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
     for turn in range(rounds + 1):
         for name in WAYS if turn % 2 else reversed(WAYS):
-            with configured(spark, WAYS[name]):
+            with configure(spark, WAYS[name]):
                 frame = spark.sql(query)
-                seconds, answer = _timed(frame)
+                seconds, answer = _time(frame)
                 answers.add(tuple(answer[0]))
                 exchanges[name] = _exchanges(frame)
             if turn:
@@ -99,20 +99,20 @@ def _compared(report: Report, spark: SparkSession, case: str, query: str, rounds
     ]
 
 
-def _timed(frame: DataFrame) -> tuple[float, Sequence[Any]]:
+def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
     started = time.perf_counter()
     result = frame.collect()
     return time.perf_counter() - started, result
 
 
 def _exchanges(frame: DataFrame) -> int:
-    """Of rows, by their key or bucket; not of the one row that each task has of an aggregate of everything."""
+    """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate."""
     final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
     return len(re.findall(r"\bExchange (?!SinglePartition)", final))
 
 
 def _files(frame: DataFrame) -> int:
-    """Data files that tasks of the query's one scan were given."""
+    """Return the number of data files that the tasks of the only scan received."""
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     partitions = leaves.head().inputPartitions()
     tasks = [

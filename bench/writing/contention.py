@@ -29,7 +29,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import served
+from bench.writing.session import serve
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import apply_transform
@@ -88,14 +88,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     failed: dict[str, float] = {}
     attempts = 0.0
     with (
-        served(folder) as server,
+        serve(folder) as server,
         closing(IndexClient(server.base_url)) as client,
         get_context("spawn").Manager() as manager,
         ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool,
     ):
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
-            jobs, stored = _prepared(client, kind, name, writers, times + 1)
+            jobs, stored = _prepare(client, kind, name, writers, times + 1)
             result = _at_once(pool, manager, jobs)
             committed = sum(item.committed for item in result)
             _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
@@ -121,7 +121,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
+def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
     """Return the jobs, and how many rows the table has before they begin."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
@@ -129,7 +129,7 @@ def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: in
         REBASED: {"seamark.commit.rebase": "append", **NEVER_AGAIN},
         RETRYING: {},
     }[kind]
-    if kind != UPSERTS:  # PyIceberg writes no version 3
+    if kind != UPSERTS:  # PyIceberg cannot write version 3.
         create(client, name, 0, {**properties, "format-version": "2"})
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
@@ -159,21 +159,21 @@ def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job
 
 def _work(barrier: Barrier, job: Job) -> Outcome:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
-        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it logs each new try
+        warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
         first, *others = (partial(write, batch) for batch in job.batches)
-        rows = ROWS * (_tried(first) > 0)
+        rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
         began = time.monotonic()
-        tries = [_tried(item) for item in others]
+        tries = [_try_commit(item) for item in others]
         committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
         return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
 
 
-def _tried(commit: Callable[[], int]) -> int:
-    """Attempts that it took; 0 where it failed."""
+def _try_commit(commit: Callable[[], int]) -> int:
+    """Return the number of attempts of the commit, or 0 if it failed."""
     try:
         return commit()
     except (CommitFailedException, ClientError):
@@ -200,7 +200,7 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
         try:
             table.append(rows)
         except CommitFailedException:
-            table.refresh()  # as who goes on after a failure would
+            table.refresh()  # A client that continues after a failure would do the same.
             raise
         return 1
 
@@ -208,7 +208,11 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
 
 
 def _check(client: IndexClient, name: str, expected: int) -> None:
-    """AnswersDiffer unless the table has so many rows, each key once."""
+    """Check the number of rows and that each key occurs once.
+
+    Raises:
+        AnswersDiffer: The table has other rows.
+    """
     table = open_table(client, (NAMESPACE, name), CURRENT)
     reader = TaskReader(plan_read(table, [KEY], TRUE), table.storage)
     keys = [batch.column(0) for task in plan(client, table, TRUE) for batch in reader.read(task)]

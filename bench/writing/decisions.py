@@ -76,7 +76,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _create(server: Running, tables: int) -> None:
-    """Entries with metadata files like that of a real table."""
+    """Create tables whose metadata files are like that of a real table."""
     lake = await Lake.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])

@@ -111,7 +111,7 @@ class Feed:
         return pa.concat_tables(self.batches)
 
     def conditions(self) -> dict[str, str]:
-        """Of a row, of a customer that has rows, and of two ranges."""
+        """Return conditions for one row, for a customer with rows, and for two ranges."""
         batch = self.batches[int(self.rng.integers(len(self.batches)))]
         row = batch.slice(int(self.rng.integers(ROWS)), 1).to_pylist()[0]
         customer, item = row["customer"], row["item"]
@@ -146,12 +146,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             began_s = time.perf_counter()
             batch = feed.next()
             for name, table in tables.items():
-                append_s[name].append(_timed(partial(_append, table, batch, failures)))
+                append_s[name].append(_time(partial(_append, table, batch, failures)))
             if number % every == 0:
                 _look(folder, client, catalog, feed, looks, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
-        settled_s = _timed(lambda: _settle(client))
+        settled_s = _time(lambda: _settle(client))
         _look(folder, client, catalog, feed, looks, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
@@ -173,7 +173,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _time(work: Callable[[], object]) -> float:
     """Seconds."""
     began_s = time.perf_counter()
     work()
@@ -235,7 +235,7 @@ def _look(
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
     for name, look in taken.items():
         table = catalog.load_table(TABLES[name])
-        look.pyiceberg_ms = 1000 * _timed(lambda table=table: list(table.scan("customer = 7").plan_files()))
+        look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
         look.opened = {kind: statistics.fmean(shares) for kind, shares in opened[name].items()}
         looks[name].append(look)
@@ -272,7 +272,7 @@ def _data_bytes(client: IndexClient, table: str) -> int:
 
 
 def _count(rows: pa.Table, where: str) -> int:
-    """By numpy, of a condition of two ranges."""
+    """Count the rows that meet a condition of two ranges, with numpy."""
     matching = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
     for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
@@ -282,7 +282,7 @@ def _count(rows: pa.Table, where: str) -> int:
 
 
 def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
-    """All rows of both tables, by our reader and by PyIceberg's."""
+    """Compare all rows of both tables, read by Seamark and by PyIceberg, with the appended rows."""
     expected = feed.rows
     for name, table in TABLES.items():
         for reader, rows in (

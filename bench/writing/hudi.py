@@ -27,8 +27,8 @@ class HudiWriter:
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
         kept = self._base(base, bases)
-        # what is written in place is its own, what is not has one more name
-        shutil.copytree(kept, folder, copy_function=_linked)
+        # Files that Hudi changes in place are copied. Other files get a hard link.
+        shutil.copytree(kept, folder, copy_function=_link)
 
     def _base(self, base: Base, bases: Path) -> Path:
         kept = bases / f"{base.rows}-hudi-{self._kind.lower()}"
@@ -60,9 +60,9 @@ class HudiWriter:
                     path.unlink()
 
 
-def _linked(source: str, target: str) -> None:
+def _link(source: str, target: str) -> None:
     if source.endswith(".parquet"):
-        with suppress(OSError):  # another file system
+        with suppress(OSError):  # The target is on another file system.
             os.link(source, target)
             return
     shutil.copy2(source, target)

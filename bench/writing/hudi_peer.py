@@ -68,7 +68,7 @@ class Peer:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Spark's and Hudi's own words go to the log
+    os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
     peer = Peer(session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
         document = json.loads(line)

@@ -38,14 +38,14 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Rows:
-    """`columns`: those by which the rows are clustered, and that predicates are on."""
+    """Rows of a table. `columns` are the clustering columns, which predicates use."""
 
     name: str
     columns: tuple[str, ...]
     make: Callable[[Rng, int], dict[str, Any]]
 
 
-def _skewed(rng: Rng, rows: int) -> dict[str, Any]:
+def _draw_skewed(rng: Rng, rows: int) -> dict[str, Any]:
     return {
         "a": rng.zipf(1.3, rows).clip(max=1_000_000).astype(np.int64),
         "b": np.exp(rng.normal(0, 3, rows)),
@@ -63,7 +63,7 @@ def _strings(rng: Rng, rows: int) -> dict[str, Any]:
     }
 
 
-def _correlated(rng: Rng, rows: int) -> dict[str, Any]:
+def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
     ordered = rng.integers(0, 1000, rows)
     return {
         "a": ordered,
@@ -75,9 +75,9 @@ def _correlated(rng: Rng, rows: int) -> dict[str, Any]:
 
 SETS = (
     Rows("uniform, 2 columns", ("a", "b"), lambda rng, n: {"a": rng.integers(0, 1 << 40, n), "b": rng.random(n)}),
-    Rows("skewed, 3 columns", ("a", "b", "c"), _skewed),
+    Rows("skewed, 3 columns", ("a", "b", "c"), _draw_skewed),
     Rows("strings with a long common prefix, 2 columns", ("a", "b"), _strings),
-    Rows("correlated, 4 columns", ("a", "b", "c", "d"), _correlated),
+    Rows("correlated, 4 columns", ("a", "b", "c", "d"), _draw_correlated),
 )
 _TYPES = {pa.int64(): "long", pa.float64(): "double", pa.string(): "string"}
 
@@ -118,7 +118,7 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
         kept = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
         if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given_table["payload"].to_numpy())):
             raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
-        opened[layout] = _opened(client, table, predicates)
+        opened[layout] = _opened_fraction(client, table, predicates)
     for peer in (SORT, ZORDER):
         report.rows.append(Row(of.name, f"bytes opened, beside {peer}", "%", opened, peer=peer, goal=opened[peer]))
     report.rows.append(Row(of.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
@@ -173,7 +173,7 @@ def _literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
-def _opened(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
+def _opened_fraction(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
     """Return the mean share, in percent, of the table's bytes in the planned files."""
     opened_table = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened_table))

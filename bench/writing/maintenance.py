@@ -39,7 +39,7 @@ ROUNDS = 3
 CATALOG, TRINO = "sea", "seamark"
 TABLES = {OURS: "bench.ours", IN_SPARK: "bench.spark", IN_TRINO: "bench.trino"}
 SMALL = {name: f"{table}_small" for name, table in TABLES.items()}
-"""Where each job runs first, so that engines are warm."""
+"""The small tables on which each job runs first, so that the engines are warm."""
 PROPERTIES = "'commit.manifest-merge.enabled'='false', 'format-version'='2'"
 COLUMNS = ("id", "part", "text", "price")
 
@@ -119,7 +119,7 @@ def _statistics(
         ).collect(),
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
-    whole = _timed(works, rounds, lambda: None)
+    whole = _time(works, rounds, lambda: None)
     counts = {name: _distinct(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
@@ -133,11 +133,11 @@ def _statistics(
             append(client, table, _rows(number[0] * ROWS))
 
     fresh = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
-    return {"statistics of the whole table": whole, "statistics after one more commit": _timed(fresh, rounds, commit)}
+    return {"statistics of the whole table": whole, "statistics after one more commit": _time(fresh, rounds, commit)}
 
 
-def _timed(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
-    """Medians in milliseconds."""
+def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
+    """Return the median milliseconds of each work."""
     took: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         before()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, cloned
+from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, clone
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     MODES,
     batch_frame,
-    configured,
+    configure,
     forget,
     versions_of,
 )
@@ -57,10 +57,10 @@ class MergeWriter:
         self.folder = warehouse / NAMESPACE / name
         self._spark = spark
         self._table = f"{CATALOG}.{NAMESPACE}.{name}"
-        cloned(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
+        clone(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
     def upsert(self, batch: Batch) -> None:
-        with configured(self._spark, self.tuning.conf):
+        with configure(self._spark, self.tuning.conf):
             batch_frame(self._spark, batch).createOrReplaceTempView("batch")
             self._spark.sql(
                 f"MERGE INTO {self._table} t USING batch s ON t.{KEY} = s.{KEY}"

@@ -30,7 +30,18 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
-from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, create, kept, making, metadata_of, register
+from bench.writing.tables import (
+    ARROW,
+    BASES,
+    NAMESPACE,
+    at_once,
+    clone,
+    create,
+    make_once,
+    metadata_of,
+    register,
+    run_server,
+)
 from bench.writing.writers import AnswersDiffer, read_since, reads
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
@@ -89,8 +100,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     bases.mkdir(parents=True, exist_ok=True)
     with lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
-            table = _filled(new_lake, size, bases)
-            turns = [_compared(report, new_lake, table, size, case, where) for case, where in _queries(size)]
+            table = _fill_table(new_lake, size, bases)
+            turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]
             report.notes.append(f"{size.label}{_even(turns)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
@@ -111,7 +122,7 @@ def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
 
 
 def _even(turns: Sequence[tuple[float, float]]) -> str:
-    """From parts of the rows that are on pages with a chosen one, and how many times ours is quicker."""
+    """Describe below which fraction of rows on pages with a chosen row Seamark is faster, and above which slower."""
     slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
     quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)
     return (
@@ -123,10 +134,10 @@ def _even(turns: Sequence[tuple[float, float]]) -> str:
 # Tables
 
 
-def _filled(lake: Lake, size: Size, bases: Path) -> str:
-    base = kept(size.rows, "read", partial(_written, size=size), bases=bases)
+def _fill_table(lake: Lake, size: Size, bases: Path) -> str:
+    base = make_once(size.rows, "read", partial(_write_files, size=size), bases=bases)
     name = f"read{size.rows}"
-    register(lake.client, name, cloned(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
+    register(lake.client, name, clone(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
         lake.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
@@ -135,8 +146,8 @@ def _filled(lake: Lake, size: Size, bases: Path) -> str:
     return table
 
 
-def _written(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
-    with making(folder) as client:
+def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
+    with run_server(folder) as client:
         create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
         into = open_destination(client, (NAMESPACE, "base"))
         written = at_once(partial(_write_file, into.target, size), range(size.files))
@@ -169,7 +180,7 @@ def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 # Turns
 
 
-def _compared(report: Report, lake: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
+def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
         OURS: partial(_ours, lake, table, where),
         ICEBERG: partial(_native, lake, table, where),
@@ -196,7 +207,7 @@ def _compared(report: Report, lake: Lake, table: str, size: Size, case: str, whe
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
     who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
-    result = _found(lake.client, table, where)
+    result = _find_rows(lake.client, table, where)
     report.notes.append(
         f"{case}: {result.chosen:,} rows chosen, pages with one have {result.touched:,} of the {result.planned:,} "
         f"in the files that are left; the reading function takes {who}."
@@ -204,7 +215,7 @@ def _compared(report: Report, lake: Lake, table: str, size: Size, case: str, whe
     return (result.touched / result.planned if result.planned else 1.0), time_row.ratio() or 0.0
 
 
-def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
+def _find_rows(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
     opened_table = open_table(client, table, CURRENT)
     return estimate_remaining_rows(client, opened_table, bind_filter(where, opened_table))
 

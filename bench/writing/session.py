@@ -1,4 +1,4 @@
-"""A server and a Spark session that know each other, as every bench of writing has them."""
+"""A server and a Spark session with the catalog of the server, for the benches of writing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.services.spark import spark_session
 
 CATALOG = "sea"
 SPARK = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
-"""A JVM that compiles as one of a cluster does; tests have one that starts quickly."""
+"""Options of a JVM that compiles like a JVM of a cluster. The JVM of the tests starts faster."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Lake:
 
 
 @contextmanager
-def served(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
-    """A server whose tables may have the files of bases."""
+def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
+    """Run a server whose tables may use the files of base tables."""
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": bases.resolve().as_uri()}
     with Seamark(folder / "home", warehouse=(folder / "warehouse").as_uri(), env=env) as server:
         yield server
@@ -45,7 +45,7 @@ def served(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 @contextmanager
 def lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
     with (
-        served(folder, bases) as server,
+        serve(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(folder / "spark", SPARK) as spark,
     ):

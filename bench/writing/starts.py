@@ -1,4 +1,4 @@
-"""A compaction with the start of what runs it: a process of Seamark, and a new JVM with a session of Spark.
+"""The time of a compaction including the start of its process: a Seamark process, or a new JVM with Spark.
 
 Who schedules maintenance by cron or a workflow has the start each time. Spark's is that of a local session, which
 `spark-submit` to a cluster does not undercut. The tables are those of `upkeep.py`, rolled back to their small files.

@@ -20,7 +20,7 @@ from bench.report import OURS, Report, Row
 from bench.writing.merge import HASH_JOIN
 from bench.writing.session import CATALOG, Lake, lake
 from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, base
-from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, batch_frame, configured
+from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, batch_frame, configure
 from seamark.spark import execute
 
 ROWS, QUICK_ROWS = 10_000_000, 40_000
@@ -57,7 +57,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
             pair = _pair(new_lake, bases, rows, mode)
             for name, text in STATEMENTS.items():
                 if mode == MERGE_ON_READ or name in COPIED:
-                    values = _measured(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
+                    values = _measure(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
                     goal = None if quick else values[ICEBERG] / GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
             if _rows(new_lake, pair.ours) != _rows(new_lake, pair.theirs):
@@ -78,17 +78,17 @@ def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     return Pair(*names)
 
 
-def _measured(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
-    """Seconds, the median of each."""
+def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
+    """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
-        OURS: lambda: _located(lake, text.format(t=pair.ours, k=KEY)),
+        OURS: lambda: _check_located(lake, text.format(t=pair.ours, k=KEY)),
         ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
     }
     for number in range(WARM + rounds):
         batch_frame(lake.spark, batches.next()).createOrReplaceTempView("batch")
         for who in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
-            with configured(lake.spark, HASH_JOIN if who == ICEBERG else {}):
+            with configure(lake.spark, HASH_JOIN if who == ICEBERG else {}):
                 started = time.perf_counter()
                 runs[who]()
                 if number >= WARM:
@@ -96,7 +96,7 @@ def _measured(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) 
     return {who: statistics.median(second) for who, second in seconds.items()}
 
 
-def _located(lake: Lake, text: str) -> None:
+def _check_located(lake: Lake, text: str) -> None:
     rows = execute(lake.spark, text)
     if rows.report is None:
         raise AnswersDiffer(f"a statement was not located: {rows.reason}")

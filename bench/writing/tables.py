@@ -37,7 +37,7 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 FORMAT = 1
-"""Raised when other rows or files are made, so that a kept base is made again."""
+"""The version of the rows and files. Raise it when they change, so that stored bases are replaced."""
 BASES = CACHE / "bench" / "writing"
 NAMESPACE = "bench"
 FILES = BUCKETS = 16
@@ -74,8 +74,8 @@ T = TypeVar("T")
 
 
 def keys_of(numbers: Numbers) -> pa.Array:
-    """Of each row number its UUID, as text."""
-    halves = np.stack([_mixed(numbers, 1), _mixed(numbers, 2)], axis=1).astype(">u8")
+    """Return the UUID of each row number as text."""
+    halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
     texts = np.full((len(numbers), 36), ord("-"), dtype=np.uint8)
     texts[:, [place for place in range(36) if place not in _DASHES]] = digits
@@ -83,7 +83,7 @@ def keys_of(numbers: Numbers) -> pa.Array:
     return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(texts))
 
 
-def _mixed(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
+def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
     """Return the finalizer of SplitMix64, one to one."""
     at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
     at = at * np.uint64(0x9E3779B97F4A7C15)
@@ -173,11 +173,13 @@ class Base:
 
 
 def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
-    """Made if it is not there yet. 40 bytes a row."""
-    return kept(rows, layout, partial(_written, rows=rows, layout=layout), bases=bases)
+    """Return the base table, and create it if it does not exist. It takes 40 bytes for each row."""
+    return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
 
-def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path) -> Base:
+def make_once(
+    rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path
+) -> Base:
     """Return what was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
@@ -194,23 +196,23 @@ def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict
     return Base(rows, layout, metadata, written.size_bytes)
 
 
-def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
-    with making(folder) as client:
+def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
+    with run_server(folder) as client:
         create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
         into = open_destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
         if layout == FLAT:
             written = at_once(partial(_write_part, into.target), parts)
-        else:  # by one writer, so that a bucket is one file
+        else:  # One writer writes the rows, so that each bucket has one file.
             written = write_batches(into.target, (batch for part in parts for batch in _batches(*part)))
         into.commit(client, written)
         return written, metadata_of(client, "base")
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[SeamarkClient]:
-    """Of a server whose tables are in the folder."""
+def run_server(folder: Path) -> Iterator[SeamarkClient]:
+    """Run a server whose tables are in the folder, and yield its client."""
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     with (
         Seamark(folder / "home", warehouse=f"file://{folder}/warehouse", env=env) as server,
@@ -241,7 +243,7 @@ def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
 def create(
     client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
 ) -> None:
-    """An empty table in the namespace of all benches, of version 3 by default; 0 buckets for none."""
+    """Create an empty table in the namespace of all benches, with buckets unless `buckets` is 0."""
     fields = [
         {"id": number, "name": column, "required": column == KEY, "type": kind}
         for number, (column, kind) in enumerate(columns.items(), 1)
@@ -262,7 +264,7 @@ def _namespace(client: SeamarkClient) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
 
 
-def cloned(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+def clone(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
     """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
     metadata = dict(base.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}

@@ -83,7 +83,9 @@ def measure(
     measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small)
     for table in (*of_two.values(), *(small[name] for name in of_two)):
         _put_orphans(_folder(client, table))
-    measured["bytes on storage after it (bytes)"] = _of_tables(of_two, lambda table: _stored(_folder(client, table)))
+    measured["bytes on storage after it (bytes)"] = _of_tables(
+        of_two, lambda table: _stored_bytes(_folder(client, table))
+    )
     removals: dict[str, Work] = {
         OURS: lambda table: remove_orphan_files(client, table),
         IN_SPARK: call("remove_orphan_files"),
@@ -99,7 +101,7 @@ def measure(
 
 
 def _once(works: Mapping[str, Work], tables: Mapping[str, str], small: Mapping[str, str]) -> dict[str, float]:
-    """Milliseconds."""
+    """Return the milliseconds of one run of each work, after a run on a small table."""
     results = {}
     for name, work in works.items():
         work(small[name])
@@ -124,12 +126,12 @@ def _folder(client: IndexClient, table: str) -> Path:
     return Path(unquote(urlsplit(location).path))
 
 
-def _stored(folder: Path) -> int:
+def _stored_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and "orphan-" not in path.name)
 
 
 def _put_orphans(folder: Path) -> None:
-    """Files that writers left before a commit, long ago."""
+    """Write old files that no snapshot names, like those of a writer that failed before its commit."""
     old_s = time.time() - ORPHAN_DAYS * _DAY_S
     for number in range(ORPHANS):
         path = folder / "data" / f"orphan-{number}.parquet"

@@ -228,7 +228,7 @@ def _merge(
                 shutil.rmtree(item.writer.folder)
         best = turns[0]
         tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
-        # It goes on with the table that it has, and is warm by now.
+        # The writer continues with its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
         warm = len(best.applied) or plan.warm
         yield Turns(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
@@ -250,7 +250,7 @@ def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turn
 
 
 def _rounds(tables: dict[int, list[Turns]], batches: dict[int, Batches]) -> None:
-    """Turn after turn, the order reversed each time, until every writer has written all of its batches."""
+    """Run the writers in alternating order until each writer has written all its batches."""
     number = 0
     while any(turn.is_due for turns in tables.values() for turn in turns):
         number += 1
@@ -288,7 +288,7 @@ def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
 
 
 def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
-    """Return how many times quicker than the peer it is to be."""
+    """Return the goal: how many times faster than the peer."""
     large = rows >= 10_000_000
     if peer == HUDI:
         return None if strategy == PYTHON else HUDI_GOALS[mode]
@@ -300,7 +300,7 @@ def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
 
 
 def _flatness(report: Report, tables: dict[int, list[Turns]]) -> None:
-    """Merge-on-read in the largest table beside the smallest."""
+    """Compare merge-on-read in the largest table with the smallest table."""
     small, large = (
         {
             table.writer.name if table.strategy != MERGE else MERGE: table.median

@@ -1,4 +1,4 @@
-"""Who writes a batch into its table: what all of them have in common, and ours.
+"""The writers that write a batch into a table: the common interface, and the writers of Seamark.
 
 A table is a clone of a base (`tables.py`) in its own folder. What is timed is `upsert`, from rows in memory or a
 Parquet file to the end of the commit; all else is between the turns.
@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, cloned, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone, register
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -29,13 +29,13 @@ MODES = ("write.merge.mode", "write.update.mode", "write.delete.mode")
 
 
 class AnswersDiffer(Exception):
-    """A table does not hold what was written into it."""
+    """A table does not have the rows that were written into it."""
 
 
 class Writer(Protocol):
     name: str
     folder: Path
-    """Where its table's own files are."""
+    """The folder of the table's own files."""
 
     def upsert(self, batch: Batch) -> float | None:
         """Seconds, where they are not what the caller measures."""
@@ -46,7 +46,7 @@ class Writer(Protocol):
         ...
 
     def tidy(self) -> None:
-        """Delete files that the table no longer has, where whole tables are rewritten."""
+        """Delete files that the table no longer names, if the writer rewrites whole tables."""
         ...
 
 
@@ -70,7 +70,7 @@ class OurTable:
     def of(
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
     ) -> OurTable:
-        register(client, folder.name, cloned(base, folder, dict.fromkeys(MODES, mode)))
+        register(client, folder.name, clone(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
@@ -127,7 +127,7 @@ class SparkWriter(_Ours):
 
 
 def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
-    """With its schema, for which Spark would otherwise run a job."""
+    """Return a data frame with the schema of the batch, which Spark would otherwise read in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 
@@ -136,7 +136,7 @@ def versions_of(frame: DataFrame) -> dict[int, int]:
 
 
 def forget(folder: Path, live: set[str]) -> None:
-    """Parquet files below the folder that are not `live` (paths or URIs) go."""
+    """Delete the Parquet files below the folder that are not in `live` (paths or URIs)."""
     kept = {item.removeprefix("file:").replace("///", "/") for item in live}
     for path in (folder / "data").rglob("*.parquet"):
         if str(path) not in kept:
@@ -145,8 +145,8 @@ def forget(folder: Path, live: set[str]) -> None:
 
 
 @contextmanager
-def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings within the block."""
+def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Change the settings of the session within the block."""
     before = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
@@ -170,7 +170,7 @@ def reads() -> dict[int, int]:
 
 def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
     for process in processes:
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # The process has just ended.
             yield process.pid, int(process.io_counters().read_chars)
 
 
@@ -183,5 +183,5 @@ def read_since(before: Mapping[int, int]) -> int:
 
 
 def files_below(folder: Path) -> dict[Path, int]:
-    """Sizes by path."""
+    """Return the sizes of the files by path."""
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}

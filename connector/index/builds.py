@@ -138,7 +138,7 @@ class AdaptiveWorkers:
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
         self._cluster: Workers | None = None
-        self._here = InProcessWorkers()
+        self._adapt_text = InProcessWorkers()
 
     @property
     def parallelism(self) -> int:
@@ -148,7 +148,7 @@ class AdaptiveWorkers:
         files = sum(map(len, groups))
         size_bytes = sum(file.size_bytes for group in groups for file in group)
         if files < SMALL_FILES and size_bytes < SMALL_BYTES:
-            return self._here.run(task, groups)
+            return self._adapt_text.run(task, groups)
         if self._cluster is None:
             self._cluster = self._start_cluster()
         return self._cluster.run(task, groups)

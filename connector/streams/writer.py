@@ -67,7 +67,7 @@ class StreamTableWriter:
         self._request_rows, self._request_bytes = request_rows, request_bytes
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
-        self._changed = threading.Condition()
+        self._change_one = threading.Condition()
         self._waiting: deque[_Part] = deque()
         self._held_bytes = self._unsent_rows = 0
         self._error: Exception | None = None
@@ -101,14 +101,14 @@ class StreamTableWriter:
             StreamClosed: If the writer was closed, or an earlier request failed.
         """
         parts = _parts_of(rows, self._request_rows)
-        with self._changed:
+        with self._change_one:
             for part in parts:
-                self._changed.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
+                self._change_one.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
                 self._check_open()
                 self._waiting.append(part)
                 self._held_bytes += part.size_bytes
                 self._unsent_rows += part.rows
-                self._changed.notify_all()
+                self._change_one.notify_all()
 
     def flush(self) -> None:
         """Wait until all rows are durable.
@@ -116,8 +116,8 @@ class StreamTableWriter:
         Raises:
             StreamClosed: If a request failed.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unsent_rows or self._error is not None)
+        with self._change_one:
+            self._change_one.wait_for(lambda: not self._unsent_rows or self._error is not None)
             if self._error is not None:
                 raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
 
@@ -131,7 +131,7 @@ class StreamTableWriter:
             StreamClosed: If a request failed.
         """
         self.flush()
-        with self._changed:
+        with self._change_one:
             ends = ",".join(f"{shard}:{end}" for shard, end in sorted(self._token_ends.items()))
             return f"{self._token_uuid}/{ends}" if ends else ""
 
@@ -147,9 +147,9 @@ class StreamTableWriter:
             self._stop()
 
     def _stop(self) -> None:
-        with self._changed:
+        with self._change_one:
             self._closed = True
-            self._changed.notify_all()
+            self._change_one.notify_all()
         self._thread.join()
 
     @property
@@ -164,24 +164,24 @@ class StreamTableWriter:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_done)
+            with self._change_one:
+                self._change_one.wait_for(lambda: self._waiting or self._is_done)
                 if self._is_done:
                     return
                 parts = self._take()
             try:
                 self._send(parts[0].content_type, _join(parts))
             except Exception as error:  # noqa: BLE001  the callers of `write` and `flush` must receive it
-                with self._changed:
+                with self._change_one:
                     self._error = error
-                    self._changed.notify_all()
+                    self._change_one.notify_all()
                 return
             sent = sum(part.rows for part in parts)
-            with self._changed:
+            with self._change_one:
                 self.rows += sent
                 self._unsent_rows -= sent
                 self._held_bytes -= sum(part.size_bytes for part in parts)
-                self._changed.notify_all()
+                self._change_one.notify_all()
 
     def _take(self) -> list[_Part]:
         """Return the parts of the next request: at least one, of the same form."""
@@ -221,7 +221,7 @@ class StreamTableWriter:
         if not token:
             return
         table_uuid, _, ends = token.partition("/")
-        with self._changed:
+        with self._change_one:
             if table_uuid != self._token_uuid:  # The name refers to another table now.
                 self._token_uuid, self._token_ends = table_uuid, {}
             for pair in ends.split(","):

@@ -95,7 +95,7 @@ async def local_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
         yield issuer
 
 
-def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
+def forge_token(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
     """Return a token of any three parts."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

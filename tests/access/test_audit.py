@@ -17,7 +17,7 @@ from seamark.metaserver.store.operations import Operation, SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
 
-class Moody:
+class FailingStore:
     """A store whose transactions wait for the gate, and fail a given number of times, before or after their
     execution.
     """
@@ -46,7 +46,7 @@ class Moody:
 @pytest.fixture
 def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("seamark.metaserver.access.audit._RETRY_S", 0.01)
-    return Moody(store)
+    return FailingStore(store)
 
 
 async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:
@@ -60,7 +60,7 @@ async def record(audit: AuditLog, operation: str = "createTable", status: int = 
     await audit.record(operation=operation, status=status, **fields)
 
 
-async def kept(store: PointerStore) -> list[AuditRecord]:
+async def list_records(store: PointerStore) -> list[AuditRecord]:
     return await store.audit(None, 100_000)
 
 
@@ -73,7 +73,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
         await record(audit, "loadTable", 403, kind="forbidden")
         await record(audit, "listTables", 401, principal_name="anonymous", remote=None)
         await record(audit, "dropTable", 500)
-    assert [(item.action, item.outcome, item.status, item.who, item.remote) for item in await kept(store)] == [
+    assert [(item.action, item.outcome, item.status, item.who, item.remote) for item in await list_records(store)] == [
         ("createTable", "allowed", 200, "ann", "10.0.0.1"),
         ("updateTable", "failed:commit_conflict", 409, "ann", "10.0.0.1"),
         ("loadTable", "denied", 403, "ann", "10.0.0.1"),
@@ -86,7 +86,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
 async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock, reads=True) as audit:
         await record(audit, "loadTable", 200)
-    assert [item.action for item in await kept(store)] == ["loadTable"]
+    assert [item.action for item in await list_records(store)] == ["loadTable"]
 
 
 async def test_audit_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
@@ -99,7 +99,7 @@ async def test_audit_records_are_written_in_batches(moody: Any, clock: Simulated
         await audit.flush()
         assert audit.waiting == 0
     assert len(moody.sizes) <= 5
-    assert [item.request_id for item in await kept(moody.store)] == [str(number) for number in range(35)]
+    assert [item.request_id for item in await list_records(moody.store)] == [str(number) for number in range(35)]
 
 
 async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(moody: Any, clock: SimulatedClock) -> None:
@@ -114,7 +114,7 @@ async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(moody: 
         moody.gate.set()
         await asyncio.gather(*waiters)
     assert audit.dropped == 1
-    assert len(await kept(moody.store)) == 60
+    assert len(await list_records(moody.store)) == 60
 
 
 async def test_failing_database_loses_and_duplicates_no_audit_record(moody: Any, clock: SimulatedClock) -> None:
@@ -122,7 +122,7 @@ async def test_failing_database_loses_and_duplicates_no_audit_record(moody: Any,
     async with open_audit(moody, clock, batch=3) as audit:
         for number in range(9):
             await record(audit, request_id=str(number))
-    assert [item.request_id for item in await kept(moody.store)] == [str(number) for number in range(9)]
+    assert [item.request_id for item in await list_records(moody.store)] == [str(number) for number in range(9)]
     assert audit.dropped == 0
 
 
@@ -139,7 +139,7 @@ async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clo
 async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
-    [one] = await kept(store)
+    [one] = await list_records(store)
     assert one.resource.startswith("/v1/\ufffd??é")
     assert len(one.resource) == 1024
 
@@ -153,7 +153,7 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
                 audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}"
             )
         await record(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
-    result = await kept(store)
+    result = await list_records(store)
     theirs = [item for item in result if item.remote == "10.0.0.9"]
     written_theirs = [their for their in theirs if their.action == "loadTable"]
     assert 10 <= len(written_theirs) <= 50
@@ -169,7 +169,7 @@ async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerSto
             for _ in range(100):
                 await record(audit, "loadTable", 401, principal_name="anonymous")
             clock.advance(61_000)
-    actions = [item.action for item in await kept(store)]
+    actions = [item.action for item in await list_records(store)]
     assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
 
 
@@ -179,7 +179,7 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
     async with open_audit(store, clock) as audit:
         for number in range(30_000):
             await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
-    result = await kept(store)
+    result = await list_records(store)
     assert len(result) < 5000
     told = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
     assert told + sum(item.action == "loadTable" for item in result) == 30_000
@@ -196,7 +196,7 @@ async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moo
         await asyncio.sleep(0)
         moody.gate.set()
         await asyncio.gather(*acts)
-    assert sum(item.who == "ann" for item in await kept(moody.store)) == 700
+    assert sum(item.who == "ann" for item in await list_records(moody.store)) == 700
 
 
 async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
@@ -206,7 +206,7 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
         for _ in range(3000):
             await record(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
             await record(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
-    result = await kept(store)
+    result = await list_records(store)
     assert sum(item.status == 409 for item in result) == 3000
     denied = [item for item in result if item.status == 403]
     assert len(denied) < 1000

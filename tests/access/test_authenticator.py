@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.access.issuer import forged, local_issuer, rsa_key
+from tests.access.issuer import forge_token, local_issuer, rsa_key
 from tests.access.keyrings import fixed_keyring
 
 Open = Callable[..., Any]
@@ -45,7 +45,7 @@ def bearer(token: str) -> CIMultiDict[str]:
     return CIMultiDict({"authorization": f"Bearer {token}"})
 
 
-async def refused(authenticator: Authenticator, token: str, why: str) -> None:
+async def check_rejected(authenticator: Authenticator, token: str, why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
         await authenticator.authenticate(bearer(token), None)
 
@@ -170,10 +170,10 @@ async def test_revoked_token_is_rejected_on_every_replica(
             assert (await replica.authenticate(bearer(shown), None)).name == "ann"
         await revoke_token(other, clock, "ann")
     for shown in (secret, issued):
-        await refused(authenticator, shown, "ann was revoked")
+        await check_rejected(authenticator, shown, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     for shown in (secret, issued):  # The new token of that name does not revive them.
-        await refused(authenticator, shown, "ann was revoked")
+        await check_rejected(authenticator, shown, "ann was revoked")
 
 
 async def test_expired_token_and_tokens_issued_from_it_are_rejected(
@@ -186,10 +186,10 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
     clock.advance(99_999)
     await authenticator.authenticate(bearer(secret), None)
     clock.advance(1)
-    await refused(authenticator, secret, "expired")
-    await refused(authenticator, issued, "expired")
+    await check_rejected(authenticator, secret, "expired")
+    await check_rejected(authenticator, issued, "expired")
     await create_token(store, clock, "ann", None, None)
-    await refused(authenticator, secret, "expired")
+    await check_rejected(authenticator, secret, "expired")
 
 
 async def test_issued_token_lives_as_long_as_the_setting_says(
@@ -203,7 +203,7 @@ async def test_issued_token_lives_as_long_as_the_setting_says(
     principal = await authenticator.authenticate(bearer(issued), None)
     assert (principal.name, principal.grants) == ("ann", (Grant("ann", "writer"),))
     clock.advance(10_000)
-    await refused(authenticator, issued, "expired")
+    await check_rejected(authenticator, issued, "expired")
 
 
 async def test_issued_token_with_a_foreign_signature_is_rejected(
@@ -215,14 +215,14 @@ async def test_issued_token_with_a_foreign_signature_is_rejected(
     assert login.token is not None
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
     for algorithm in ("none", "HS256", "RS256", "HS512"):
-        await refused(
-            authenticator, forged({"alg": algorithm, "kid": (b"s" * 8).hex()}, claims), "signed with|signature"
+        await check_rejected(
+            authenticator, forge_token({"alg": algorithm, "kid": (b"s" * 8).hex()}, claims), "signed with|signature"
         )
     issued, _ = authenticator.issuer.issue(login.token)
     head, body, signature = issued.split(".")
-    await refused(authenticator, f"{head}.{forged({}, claims).split('.')[1]}.{signature}", "signature")
-    await refused(authenticator, f"{head}.{body}.", "signature")
-    await refused(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
+    await check_rejected(authenticator, f"{head}.{forge_token({}, claims).split('.')[1]}.{signature}", "signature")
+    await check_rejected(authenticator, f"{head}.{body}.", "signature")
+    await check_rejected(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
 
 
 async def test_signature_for_another_purpose_is_not_an_access_token(
@@ -235,15 +235,15 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
     await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
     for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
-        await refused(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
-    await refused(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
+        await check_rejected(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
+    await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
     for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
-        await refused(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
+        await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
 
 
 async def test_token_issued_without_logins_is_rejected_once_logins_are_required(opened: Open) -> None:
     issued, _ = (await opened(auth="none")).issuer.issue(None)
-    await refused(await opened(), issued, "required no login")
+    await check_rejected(await opened(), issued, "required no login")
 
 
 async def test_each_mode_accepts_only_its_own_kinds_of_login(
@@ -257,13 +257,13 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         both = await opened(auth="token+oidc", **options)
         issued, _ = tokens.issuer.issue((await tokens.login(secret)).token)
         foreign = issuer.token(rsa_key())
-        await refused(tokens, foreign, "only its own")
-        await refused(oidc, secret, "only tokens of its OIDC issuer")
-        await refused(oidc, issued, "only tokens of its OIDC issuer")
+        await check_rejected(tokens, foreign, "only its own")
+        await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
+        await check_rejected(oidc, issued, "only tokens of its OIDC issuer")
         for shown, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
             assert (await both.authenticate(bearer(shown), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
-        await refused(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
+        await check_rejected(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
@@ -283,4 +283,4 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
         if believed:
             assert (await authenticator.login(issued)).principal.name == "ann"
         else:
-            await refused(authenticator, issued, "not valid yet")
+            await check_rejected(authenticator, issued, "not valid yet")

@@ -36,7 +36,7 @@ def who_is(home: Path, secret: str) -> Principal:
     return asyncio.run(ask())
 
 
-def audited(home: Path) -> list[AuditRecord]:
+def read_audit(home: Path) -> list[AuditRecord]:
     async def read() -> list[AuditRecord]:
         async with open_store(Settings(home=home).database_url(), clock=SystemClock()) as store:
             return await store.audit(None, 100)
@@ -120,7 +120,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
     seamark(tmp_path, "token", "create", "ann", "--role", "reader")
     seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
     seamark(tmp_path, "token", "revoke", "ann")
-    records = audited(tmp_path)
+    records = read_audit(tmp_path)
     assert [(record.action, record.resource) for record in records] == [
         ("createToken", "ann"),
         ("addGrant", "ann writer on a"),

@@ -112,7 +112,7 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
     async with running(tmp_path, auth="token") as server:
         token = (await server.components.authenticator.login(secrets["ann"])).token
         issuer = server.components.authenticator.issuer
-        issuer._ttl_s = -60  # Issued a minute after its end
+        issuer._ttl_s = -60  # The exchanged token was issued a minute after the end of the first token.
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await name_of(server, expired) is None

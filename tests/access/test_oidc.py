@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forged, local_issuer, okp_key, rsa_key
+from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forge_token, local_issuer, okp_key, rsa_key
 from tests.access.keyrings import fixed_keyring
 
 Open = Callable[..., Any]
@@ -54,7 +54,7 @@ async def login(authenticator: Authenticator, token: str) -> Principal:
     return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
 
 
-async def refused(authenticator: Authenticator, token: str, why: str) -> None:
+async def check_rejected(authenticator: Authenticator, token: str, why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
         await login(authenticator, token)
 
@@ -100,7 +100,7 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
     authenticator = await opened(oidc_principal_claim="email")
     assert (await login(authenticator, issuer.token(rsa_key(), email="a@x"))).name == "oidc:a@x"
     for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
-        await refused(authenticator, issuer.token(rsa_key(), email=nobody), "email|principal")
+        await check_rejected(authenticator, issuer.token(rsa_key(), email=nobody), "email|principal")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
     ],
 )
 async def test_wrong_claims_are_rejected(issuer: LocalIssuer, opened: Open, claims: dict[str, Any], why: str) -> None:
-    await refused(await opened(), issuer.token(rsa_key(), **claims), why)
+    await check_rejected(await opened(), issuer.token(rsa_key(), **claims), why)
 
 
 async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, opened: Open) -> None:
@@ -141,61 +141,65 @@ async def test_times_are_checked_to_the_second_with_a_small_leeway(
     leeway_s = Settings().clock_leeway_s
     token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
     await login(authenticator, token)
-    await refused(authenticator, issuer.token(rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
+    await check_rejected(authenticator, issuer.token(rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
     clock.advance((10 + leeway_s) * 1000 - 1)
     await login(authenticator, token)
     clock.advance(1)
-    await refused(authenticator, token, "expired")
+    await check_rejected(authenticator, token, "expired")
 
 
 async def test_token_without_a_signature_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     for algorithm in ("none", "None", "NONE", "", None, 5):
-        await refused(authenticator, forged({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with")
-    await refused(authenticator, forged({"kid": "rsa-0"}, issuer.claims()), "must be signed with")
-    await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
+        await check_rejected(
+            authenticator, forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with"
+        )
+    await check_rejected(authenticator, forge_token({"kid": "rsa-0"}, issuer.claims()), "must be signed with")
+    await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
 
 
 async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     public = rsa_key().as_pem(private=False)
     for algorithm in ("HS256", "RS256"):
-        unsigned = forged({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
+        unsigned = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
         digest = hmac.digest(public, unsigned.encode(), hashlib.sha256)
-        token = f"{unsigned}.{forged({}, {}, digest).rpartition('.')[2]}"
-        await refused(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
+        token = f"{unsigned}.{forge_token({}, {}, digest).rpartition('.')[2]}"
+        await check_rejected(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
 
 
 async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     elliptic = ec_key()
     issuer.publish(rsa_key(), elliptic)
     authenticator = await opened()
-    await refused(authenticator, issuer.token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256")
-    await refused(authenticator, issuer.token(rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256")
-    await refused(authenticator, issuer.token(rsa_key(), "RS512"), "must be signed with RS256")
-    await refused(authenticator, issuer.token(rsa_key(), "PS256"), "must be signed with RS256")
+    await check_rejected(authenticator, issuer.token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256")
+    await check_rejected(authenticator, issuer.token(rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256")
+    await check_rejected(authenticator, issuer.token(rsa_key(), "RS512"), "must be signed with RS256")
+    await check_rejected(authenticator, issuer.token(rsa_key(), "PS256"), "must be signed with RS256")
 
 
 async def test_another_key_under_a_known_kid_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
-    await refused(await opened(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
+    await check_rejected(await opened(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
 
 
 async def test_changed_claim_invalidates_the_signature(issuer: LocalIssuer, opened: Open) -> None:
     head, _, signature = issuer.token(rsa_key()).split(".")
-    claims = forged({}, issuer.claims(sub="root")).split(".")[1]
-    await refused(await opened(), f"{head}.{claims}.{signature}", "signature")
+    claims = forge_token({}, issuer.claims(sub="root")).split(".")[1]
+    await check_rejected(await opened(), f"{head}.{claims}.{signature}", "signature")
 
 
 async def test_keys_within_the_token_itself_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
     mine = rsa_key(1)
     header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
-    await refused(await opened(), issuer.token(mine, header=header), "signature")
+    await check_rejected(await opened(), issuer.token(mine, header=header), "signature")
 
 
 async def test_critical_extensions_are_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     for header in ({"crit": ["b64"], "b64": False}, {"crit": ["exp"]}, {"b64": False}):
-        await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension")
+        await check_rejected(
+            authenticator, forge_token({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension"
+        )
 
 
 async def test_unknown_header_fields_of_real_issuers_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
@@ -213,16 +217,16 @@ async def test_unknown_header_fields_of_real_issuers_are_ignored(issuer: LocalIs
 async def test_malformed_token_is_rejected_without_a_request_to_the_issuer(
     issuer: LocalIssuer, opened: Open, token: str
 ) -> None:
-    await refused(await opened(), token, "token")
+    await check_rejected(await opened(), token, "token")
     assert issuer.fetches == 0
 
 
 async def test_huge_token_is_rejected_without_being_parsed(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
-    await refused(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
-    await refused(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
+    await check_rejected(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
+    await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
     deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
-    await refused(authenticator, f"{deep}.{deep}.x", "JSON")
+    await check_rejected(authenticator, f"{deep}.{deep}.x", "JSON")
     assert issuer.fetches == 0
 
 
@@ -246,12 +250,14 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
 ) -> None:
     authenticator = await opened()
     await login(authenticator, issuer.token(rsa_key()))
-    unknown = [forged({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
+    unknown = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
     for round_of in (1, 2, 3):
-        await asyncio.gather(*(refused(authenticator, token, "does not publish") for token in unknown))
+        await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown))
         assert issuer.fetches == round_of
         clock.advance(60_000)
-        unknown = [forged({"alg": "RS256", "kid": f"{round_of}-{number}"}, issuer.claims()) for number in range(30)]
+        unknown = [
+            forge_token({"alg": "RS256", "kid": f"{round_of}-{number}"}, issuer.claims()) for number in range(30)
+        ]
 
 
 async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, opened: Open) -> None:
@@ -265,7 +271,7 @@ async def test_withdrawn_key_is_soon_rejected(issuer: LocalIssuer, opened: Open,
     await login(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
-    await refused(authenticator, issuer.token(rsa_key(0)), "does not publish")
+    await check_rejected(authenticator, issuer.token(rsa_key(0)), "does not publish")
 
 
 async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
@@ -345,8 +351,8 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
     await login(authenticator, token)
     issuer.publish(rsa_key(0), rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
-    await refused(authenticator, issuer.token(rsa_key(), header={"kid": None}), "does not publish")
-    await refused(authenticator, forged({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
+    await check_rejected(authenticator, issuer.token(rsa_key(), header={"kid": None}), "does not publish")
+    await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
 
 
 def test_only_public_keys_for_our_algorithms_are_used() -> None:

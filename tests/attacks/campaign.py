@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.api.client import Answer
-from tests.attacks.oracle import merged
+from tests.attacks.oracle import merge_texts
 from tests.attacks.world import KINDS, World
 
 
@@ -27,7 +27,7 @@ class Campaign:
     findings: list[str] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
     """Operation ids"""
-    told: dict[str, list[str]] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
     """The hints that the attacker has."""
     made: int = 0
 
@@ -38,14 +38,14 @@ class Campaign:
             kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
         # The attacker knows in any case what it made itself before it was moved away.
         for kind in (*kinds, "moved location", "moved uuid"):
-            self.told[kind] = [*self.world.hints[kind]]
+            self.hints[kind] = [*self.world.hints[kind]]
             if kind != "idempotent body":
-                self.world.secrets.tell(*self.told[kind])
+                self.world.secrets.tell(*self.hints[kind])
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
 
     def hint(self, kind: str, otherwise: str = "") -> str:
         """Return a hint of this kind, or a text that exists nowhere."""
-        result = self.told.get(kind)
+        result = self.hints.get(kind)
         return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
     def new_name(self, what: str) -> str:
@@ -59,9 +59,9 @@ class Campaign:
         shown = body if isinstance(body, bytes) else json.dumps(body)
         step = f"{who or 'stranger'} {method} {path} {shown[:2000]!r} {dict(headers or {})} -> {answer.status}"
         self.steps.append(step)
-        result = self.world.secrets.found(answer.raw, dict(answer.headers))
+        result = self.world.secrets.find_leaks(answer.raw, dict(answer.headers))
         if result:
-            self.findings.append(f"leak of {merged(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
+            self.findings.append(f"leak of {merge_texts(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
         if answer.status >= 500 and answer.status != 503 and b"CorruptMetadataException" not in answer.raw:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer

@@ -69,10 +69,10 @@ def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
     )
     c.world.write(path, data)
-    return listed(path, len(data), content)
+    return list_entry(path, len(data), content)
 
 
-def listed(path: str, length: int, content: int = 0) -> Manifest:
+def list_entry(path: str, length: int, content: int = 0) -> Manifest:
     """Return a manifest as a manifest list names it."""
     counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
     return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
@@ -132,7 +132,7 @@ async def harvest(c: Campaign, name: str) -> None:
 
 def search_storage(c: Campaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    result = c.world.secrets.found(c.world.read(place))
+    result = c.world.secrets.find_leaks(c.world.read(place))
     if result:
         c.steps.append(f"reads {place}")
         c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
@@ -159,7 +159,7 @@ async def foreign_manifest(c: Campaign) -> None:
         size = len(c.world.read(place))
     except Exception:  # noqa: BLE001  it does not exist, on whichever storage
         size = 4000
-    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [listed(place, size)]))
+    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [list_entry(place, size)]))
     await harvest(c, name)
 
 
@@ -401,7 +401,7 @@ async def swapped_manifests(c: Campaign) -> None:
     if c.rng.random() < 0.5:
         write_manifest(c, manifest.path, [data_file(foreign, 1, 10**18)])
     else:
-        write_list(c, place, [listed(c.hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
+        write_list(c, place, [list_entry(c.hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge(c)

@@ -73,12 +73,12 @@ class Secrets:
                 assert not secret.is_value, f"a hint holds the {secret}"
                 self.known.add(secret)
 
-    def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
+    def find_leaks(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
         """Return the secrets in an answer that the attacker has not been given."""
         lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
         secrets: set[Secret] = set()
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
-            for blob in unpacked(piece):
+            for blob in unpack(piece):
                 secrets |= self._within(blob)
         return secrets - self.known
 
@@ -111,14 +111,14 @@ def _opaque(raw: bytes) -> Iterator[bytes]:
             yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")
 
 
-def unpacked(blob: bytes, depth: int = 0) -> Iterator[bytes]:
+def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
     """Yield the bytes and all compressed or encoded contents in them, at any depth."""
     yield blob
     if depth >= _DEPTH_MAX or not blob:
         return
     for inner in _inside(blob):
         if inner and inner != blob:
-            yield from unpacked(inner[:_BYTES_MAX], depth + 1)
+            yield from unpack(inner[:_BYTES_MAX], depth + 1)
 
 
 def _inside(blob: bytes) -> Iterator[bytes]:
@@ -182,5 +182,5 @@ def _or_nothing(read: Callable[[], bytes]) -> bytes:
         return b""
 
 
-def merged(secrets: Iterable[Secret]) -> str:
+def merge_texts(secrets: Iterable[Secret]) -> str:
     return ", ".join(sorted(map(str, secrets)))

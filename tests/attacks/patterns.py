@@ -71,7 +71,7 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
     if not calls:
         return
-    names = {id(value): name for name, value in _assigned(tree)}
+    names = {id(value): name for name, value in _assigned_names(tree)}
     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
     names_of = {**vars(module), **VARIABLES.get(file, {})}
     for call in calls:
@@ -82,7 +82,7 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
         if call.func.attr == "compile":
             flags_of += call.args[1:]
         try:
-            text, flags = _evaluated(expression, names_of), sum(int(_evaluated(item, names_of)) for item in flags_of)
+            text, flags = _evaluate(expression, names_of), sum(int(_evaluate(item, names_of)) for item in flags_of)
         except NameError:
             raise LookupError(
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
@@ -101,11 +101,11 @@ def _is_of_re(call: ast.Call) -> bool:
     )
 
 
-def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
+def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(node), "pattern", "eval"), names)
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _assigned_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names to which modules assign values, also in `a, b = …`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -305,7 +305,7 @@ def by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dic
         yield dict(zip(sizes, texts, strict=True))
 
 
-def shown(texts: dict[int, Any]) -> str:
+def shorten_text(texts: dict[int, Any]) -> str:
     """Return the beginning and the end of a text, for messages."""
     text = min(texts.values(), key=len)
     return f"{text[:30]!r}…{text[-12:]!r}"
@@ -325,7 +325,7 @@ def superlinear(use: Use) -> Iterator[str]:
         for method in sorted(use.methods):
             growth = grows_too_fast(partial(_apply, use.pattern, method), texts)
             if growth is not None:
-                yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shown(texts)}: ×{growth:.1f}"
+                yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
                 return
 
 

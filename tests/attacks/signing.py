@@ -68,6 +68,6 @@ async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
     ):
         body = await answer.read()
     c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
-    result = c.world.secrets.found(body, dict(answer.headers))
+    result = c.world.secrets.find_leaks(body, dict(answer.headers))
     if result:
         c.report(f"the signed request brought {', '.join(map(str, result))}")

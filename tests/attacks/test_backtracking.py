@@ -82,7 +82,7 @@ def test_long_statements_are_read_in_linear_time(part: str) -> None:
             read(given)
 
 
-def _printed(module: str, timeout_s: float) -> list[str]:
+def _run_module(module: str, timeout_s: float) -> list[str]:
     """Return the output of a module that measures CPU times, from a process that an endless text cannot block."""
     completed = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -93,7 +93,7 @@ def _printed(module: str, timeout_s: float) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_no_regular_expression_takes_more_than_linear_time() -> None:
-    *faults, count = _printed("tests.attacks.patterns", 500)
+    *faults, count = _run_module("tests.attacks.patterns", 500)
     assert faults == []
     assert int(count.split()[0]) > 150
 
@@ -101,7 +101,7 @@ def test_no_regular_expression_takes_more_than_linear_time() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_function_of_text_takes_more_than_linear_time() -> None:
-    *faults, count = _printed("tests.attacks.text_functions", 1700)
+    *faults, count = _run_module("tests.attacks.text_functions", 1700)
     assert faults == []
     assert int(count.split()[0]) > 300
 

@@ -67,8 +67,8 @@ def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
-        real.told[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake.told[kind] = [fakes.of(item) for item in real.told[kind]]
+        real.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
+        fake.hints[kind] = [fakes.of(item) for item in real.hints[kind]]
     return real, fake
 
 

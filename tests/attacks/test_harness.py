@@ -118,4 +118,4 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         statuses = [step.rpartition(" ")[2] for step in c.steps[begun:]]
         steps = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15
-        assert all("/lookup" in step for step in steps), steps  # It has no record index.
+        assert all("/lookup" in step for step in steps), steps  # The table has no record index.

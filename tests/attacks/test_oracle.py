@@ -69,13 +69,13 @@ def test_secret_is_found_in_each_form(form: str) -> None:
     secrets = Secrets()
     secrets.plant("name", TEXT, value=True)
     secrets.plant("bound", NUMBER, value=True)
-    assert secrets.found(CARRIERS[form]), form
+    assert secrets.find_leaks(CARRIERS[form]), form
 
 
 def test_secret_is_found_in_a_header() -> None:
     secrets = Secrets()
     secrets.plant("name", "secret-of-others")
-    assert secrets.found(b"", {"ETag": 'W/"secret-of-others"'})
+    assert secrets.find_leaks(b"", {"ETag": 'W/"secret-of-others"'})
 
 
 def test_handle_given_to_the_attacker_is_not_a_leak_but_its_neighbours_are() -> None:
@@ -83,7 +83,7 @@ def test_handle_given_to_the_attacker_is_not_a_leak_but_its_neighbours_are() -> 
     secrets.plant("folder", "secret-folder")
     secrets.plant("file", "secret-file-0001")
     secrets.tell("s3://lake/secret-folder/x")
-    assert {item.what for item in secrets.found(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
+    assert {item.what for item in secrets.find_leaks(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
 
 
 def test_value_cannot_be_given_as_a_hint() -> None:
@@ -98,4 +98,4 @@ def test_no_secret_is_found_in_harmless_data() -> None:
     secrets.plant("name", TEXT)
     secrets.plant("bound", NUMBER, value=True)
     for blob in (b"", b"{}", gzip.compress(b"nothing"), _parquet("other"), _avro("x", "string"), b"Obj\x01broken"):
-        assert not secrets.found(blob)
+        assert not secrets.find_leaks(blob)

@@ -123,9 +123,9 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
             target = f"/{world.bucket}/{own}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
-        status, body, answered = await send(world, _forged(c, keys), method, target, query, data, **headers)
+        status, body, answered = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
         c.steps.append(f"{who or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
-        result = world.secrets.found(body, answered)
+        result = world.secrets.find_leaks(body, answered)
         if result:
             c.report(f"the gateway's answer has {', '.join(map(str, result))}")
         if status < 300:
@@ -134,7 +134,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             c.report(f"a fault of the gateway: {body[:500]!r}")
 
 
-def _forged(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
+def _forge_keys(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
     """Return the credentials, or credentials with another grant in their token."""
     token = keys.get("s3.session-token", "")
     if not token or c.rng.random() < 0.7:

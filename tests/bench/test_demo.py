@@ -72,7 +72,7 @@ def test_spark_command_has_the_settings_that_the_tests_use() -> None:
 HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2]
 
 
-def _shown(width: int, scale: float) -> str:
+def _render_screens(width: int, scale: float) -> str:
     """Return the screens of both acts, `width` characters wide, with figures of `scale` times the default scale."""
     console = Console(width=width, file=io.StringIO())
     queries = [Query(name, int(388 * scale)) for name in QUERIES]
@@ -88,7 +88,7 @@ def _shown(width: int, scale: float) -> str:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("scale", [0.01, 1, 2.5])
 def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> None:
-    lines = _shown(width, scale).splitlines()
+    lines = _render_screens(width, scale).splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
     assert any(line.split() == ["query", *HEAD] for line in lines)
@@ -98,7 +98,7 @@ def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> 
 
 
 def test_figures_of_a_large_scale_are_not_truncated() -> None:
-    shown = _shown(80, 2500)
+    shown = _render_screens(80, 2500)
     assert "…" not in shown
     assert "1,000,000" in shown
 

@@ -62,15 +62,15 @@ def test_figures_have_three_digits(value: float, text: str) -> None:
 
 def test_only_the_marked_section_of_the_readme_is_filled() -> None:
     text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
-    assert readme.filled(text, "new\n") == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
+    assert readme.fill_section(text, "new\n") == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
     with pytest.raises(ValueError, match="lacks the lines"):
-        readme.filled(f"{readme.END}\n{readme.BEGIN}", "new\n")
+        readme.fill_section(f"{readme.END}\n{readme.BEGIN}", "new\n")
 
 
 def test_pages_show_the_figures_of_the_results() -> None:
     for page, content in ((readme.README, readme.headlines()), (readme.PAGE, readme.section())):
         text = page.read_text()
-        assert readme.filled(text, content) == text, "run `python -m bench.readme`"
+        assert readme.fill_section(text, content) == text, "run `python -m bench.readme`"
     assert PICTURE.read_text() == readme.picture(), "run `python -m bench.readme`"
 
 

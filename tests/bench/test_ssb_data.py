@@ -32,7 +32,7 @@ class Data:
         for table in TABLES:
             self.db.execute(f"CREATE VIEW \"{table}\" AS FROM '{table_path(folder, table)}'")
 
-    def one(self, sql: str) -> Any:
+    def fetch_value(self, sql: str) -> Any:
         row = self.db.execute(sql).fetchone()
         assert row is not None
         return row[0] if len(row) == 1 else row
@@ -49,7 +49,7 @@ def data(folder: Path) -> Iterator[Data]:
 
 
 def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
-    rows = {table: data.one(f'SELECT count(*) FROM "{table}"') for table in TABLES}
+    rows = {table: data.fetch_value(f'SELECT count(*) FROM "{table}"') for table in TABLES}
     assert rows["customer"] == 600
     assert rows["supplier"] == 40
     assert rows["part"] == 4000
@@ -77,11 +77,11 @@ def test_every_key_of_the_fact_table_has_a_dimension_row(data: Data) -> None:
         ("lo_orderdate", "date", "d_datekey"),
         ("lo_commitdate", "date", "d_datekey"),
     ):
-        assert data.one(f'SELECT count(*) FROM lineorder ANTI JOIN "{table}" ON {key} = {primary}') == 0, key
-        assert data.one(f'SELECT count(*) = count(DISTINCT {primary}) FROM "{table}"'), primary
-    assert data.one("SELECT count(*) = count(DISTINCT (lo_orderkey, lo_linenumber)) FROM lineorder")
-    assert data.one("SELECT count(DISTINCT lo_suppkey) FROM lineorder") == 40
-    assert data.one("SELECT count(DISTINCT lo_partkey) FROM lineorder") == 4000
+        assert data.fetch_value(f'SELECT count(*) FROM lineorder ANTI JOIN "{table}" ON {key} = {primary}') == 0, key
+        assert data.fetch_value(f'SELECT count(*) = count(DISTINCT {primary}) FROM "{table}"'), primary
+    assert data.fetch_value("SELECT count(*) = count(DISTINCT (lo_orderkey, lo_linenumber)) FROM lineorder")
+    assert data.fetch_value("SELECT count(DISTINCT lo_suppkey) FROM lineorder") == 40
+    assert data.fetch_value("SELECT count(DISTINCT lo_partkey) FROM lineorder") == 4000
 
 
 def test_facts_stay_in_their_domains(data: Data) -> None:
@@ -94,7 +94,7 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         "lo_orderdate": (19920101, 19980802),
     }
     for column, (low, high) in bounds.items():
-        result = data.one(f"SELECT min({column}), max({column}) FROM lineorder")
+        result = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
         assert low <= result[0] <= result[1] <= high, column
         if high < 100:
             assert result == (low, high), column
@@ -103,14 +103,14 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
     }  # fmt: skip
     assert len(data.column("SELECT DISTINCT lo_shipmode FROM lineorder")) == 7
     for table in TABLES:
-        assert data.one(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
+        assert data.fetch_value(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
 
 
 def test_money_is_in_cents_and_adds_up(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
-    assert data.one(sql) == 0
+    assert data.fetch_value(sql) == 0
     # 60 % of the part's price: TPC-H's price of a part, in cents, is a formula of its key (specification 4.2.3).
-    cheapest, dearest = data.one("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
+    cheapest, dearest = data.fetch_value("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
     assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
     # TPC-H's order total is the sum of its lines, discounted, then taxed, truncated to the cent at each step.
     sql = """
@@ -118,7 +118,7 @@ def test_money_is_in_cents_and_adds_up(data: Data) -> None:
             SELECT any_value(lo_ordtotalprice) AS total,
                    sum(lo_revenue::BIGINT * (100 + lo_tax) // 100) AS lines
             FROM lineorder GROUP BY lo_orderkey)"""
-    assert data.one(sql) == 0
+    assert data.fetch_value(sql) == 0
 
 
 def test_cities_nations_and_regions_nest(data: Data) -> None:
@@ -126,15 +126,15 @@ def test_cities_nations_and_regions_nest(data: Data) -> None:
         assert data.column(f"SELECT DISTINCT {prefix}_region FROM {table}") <= REGIONS
         nested = f"rpad(substr({prefix}_nation, 1, 9), 9, ' ') = substr({prefix}_city, 1, 9)"
         digit = f"regexp_matches({prefix}_city, '^.{{9}}[0-9]$')"
-        assert data.one(f"SELECT count(*) FROM {table} WHERE NOT ({nested} AND {digit})") == 0
+        assert data.fetch_value(f"SELECT count(*) FROM {table} WHERE NOT ({nested} AND {digit})") == 0
         assert (
-            data.one(
+            data.fetch_value(
                 f"SELECT max(n) FROM (SELECT count(DISTINCT {prefix}_region) n FROM {table} GROUP BY {prefix}_nation)"
             )
             == 1
         )
     assert len(data.column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
-    assert data.one("SELECT count(DISTINCT c_city) FROM customer") > 200  # Of 250
+    assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # Of 250
 
 
 def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
@@ -147,8 +147,8 @@ def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
     assert column <= brands
     assert len(column) > 900  # Of 1,000, by 4,000 parts
     nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
-    assert data.one(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
-    assert data.one("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
+    assert data.fetch_value(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
+    assert data.fetch_value("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
 
 
 def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
@@ -180,7 +180,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
         }
         day += datetime.timedelta(1)
     assert day == datetime.date(1999, 1, 1)
-    assert data.one('SELECT sum(d_holidayfl) FROM "date"') == 7 * 10
+    assert data.fetch_value('SELECT sum(d_holidayfl) FROM "date"') == 7 * 10
 
 
 def _season(month: int) -> str:
@@ -190,7 +190,7 @@ def _season(month: int) -> str:
 
 def test_facts_are_ordered_by_date(data: Data) -> None:
     rows = "SELECT lo_orderdate >= coalesce(lag(lo_orderdate) OVER (), 0) AS ordered FROM lineorder"
-    assert data.one(f"SELECT bool_and(ordered) FROM ({rows})")
+    assert data.fetch_value(f"SELECT bool_and(ordered) FROM ({rows})")
 
 
 @pytest.mark.slow

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure import Worker, drive, in_turns, repeat
+from bench.measure import Worker, drive, repeat, run_alternately
 from bench.targets import Target
 from bench.wire import Connection, LoadError, Request, Response, request
 
 
 @asynccontextmanager
-async def answering(*pieces: bytes) -> AsyncIterator[int]:
+async def run_server(*pieces: bytes) -> AsyncIterator[int]:
     """Start a server that answers each request with `pieces`, written one by one with short pauses."""
 
     handlers: set[asyncio.Task[None]] = set()
@@ -72,22 +72,22 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
 )
 async def test_answer_is_split_at_its_end(pieces: list[bytes], body: bytes) -> None:
-    async with answering(*pieces) as port:
+    async with run_server(*pieces) as port:
         answer = await ask(port, request("GET", "/"))
     assert answer.body == body
 
 
 async def test_head_and_304_have_no_body_whatever_their_length_says() -> None:
-    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
+    async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
         assert (await ask(port, request("HEAD", "/"))).body == b""
-    async with answering(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:
+    async with run_server(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:
         answer = await ask(port, request("GET", "/"))
         assert answer.body == b""
         assert answer.field("etag") == '"x"'
 
 
 async def test_connection_closed_before_the_answer_voids_the_measurement() -> None:
-    async with answering() as port:
+    async with run_server() as port:
         connection = await Connection.open(port)
         query = asyncio.ensure_future(connection.ask(request("GET", "/")))
         await asyncio.sleep(0.01)
@@ -101,7 +101,7 @@ def target(port: int, name: str = "it") -> Target:
 
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
-    async with answering(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
+    async with run_server(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
         tolerant = repeat(request("GET", "/", tolerated=(409,)), 3)
         strict = repeat(request("GET", "/", label="load"), 2)
         lenient = repeat(request("GET", "/", counted=(409,)), 4)
@@ -120,7 +120,7 @@ async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
         while True:
             seen.append((yield request("GET", "/")).body)
 
-    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
+    async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
         sample = await drive(target(port), [worker()], seconds=0.05)
     assert set(seen) == {b"ok"}
     assert len(sample.latencies_ms) == len(seen)
@@ -130,7 +130,7 @@ async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
 async def test_servers_are_measured_in_alternating_order() -> None:
     order: list[str] = []
 
-    async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
+    async with run_server(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
         targets = [target(port, "a"), target(port, "b")]
 
         async def piece(target: Target) -> object:
@@ -138,6 +138,6 @@ async def test_servers_are_measured_in_alternating_order() -> None:
             return await drive(target, [repeat(request("GET", "/"), 1)])
 
         run: Callable[..., object] = piece
-        samples = await in_turns(targets, 3, run)  # type: ignore[arg-type]
+        samples = await run_alternately(targets, 3, run)  # type: ignore[arg-type]
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert [len(samples[name]) for name in "ab"] == [3, 3]

@@ -10,14 +10,14 @@ from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unse
 from tests.seeds import quick
 
 
-def sealed(key: str, payload: bytes) -> bytes:
+def seal_payload(key: str, payload: bytes) -> bytes:
     return seal(key_digest(key), [memoryview(payload)]) + payload
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 100_000])
 def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     payload = random.Random(size).randbytes(size)
-    data = memoryview(sealed("k", payload))
+    data = memoryview(seal_payload("k", payload))
     view = unseal(key_digest("k"), data)
     assert view == payload
     assert view.obj is data.obj
@@ -29,7 +29,7 @@ def test_parts_are_sealed_as_one() -> None:
 
 
 def test_every_flipped_bit_is_rejected() -> None:
-    good = sealed("k", b"payload of some bytes")
+    good = seal_payload("k", b"payload of some bytes")
     for bit in range(len(good) * 8):
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_rejected() -> None:
 
 
 def test_every_truncated_length_is_rejected() -> None:
-    good = sealed("k", b"payload of some bytes")
+    good = seal_payload("k", b"payload of some bytes")
     for length in range(len(good)):
         with pytest.raises(Damaged):
             unseal(key_digest("k"), memoryview(good)[:length])
@@ -48,12 +48,12 @@ def test_every_truncated_length_is_rejected() -> None:
 
 def test_value_of_another_key_is_rejected() -> None:
     with pytest.raises(Damaged, match="another key"):
-        unseal(key_digest("a"), memoryview(sealed("b", b"x")))
+        unseal(key_digest("a"), memoryview(seal_payload("b", b"x")))
 
 
 def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
-    later = sealed("k", b"x")
+    later = seal_payload("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):
         unseal(key_digest("k"), memoryview(later))
@@ -62,7 +62,7 @@ def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("seed", quick(range(20), 7))
 def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
     source = random.Random(seed)
-    good = sealed("k", source.randbytes(3_000))
+    good = seal_payload("k", source.randbytes(3_000))
     assert HEADER_BYTES == 64
     for _ in range(50):
         data = bytearray(good)

@@ -73,7 +73,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack[memoryview]]:
     stack.check_invariants()
 
 
-async def settled(stack: Stack[memoryview]) -> None:
+async def wait_until_settled(stack: Stack[memoryview]) -> None:
     async with asyncio.timeout(60):
         while stack.stats().pending_bytes:
             await asyncio.sleep(0.005)
@@ -109,7 +109,7 @@ async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     tmp_path: Path, stack: Stack[memoryview]
 ) -> None:
     value = await stack.get("k", Source().of("k"), same)
-    await settled(stack)
+    await wait_until_settled(stack)
     twin = stack.get_cached("k")
     assert twin == value
     assert twin is not value
@@ -128,7 +128,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     source = Source()
     for number in range(20):  # Four times the budget
         await stack.get(f"k{number}", source.of(f"k{number}"), same)
-        await settled(stack)
+        await wait_until_settled(stack)
     assert all(stack.get_cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
 
     async def too_few_to_be_mapped() -> bytes:
@@ -136,7 +136,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
 
     before = stack.stats().memory.used_bytes
     await stack.get("small", too_few_to_be_mapped, same)
-    await settled(stack)
+    await wait_until_settled(stack)
     assert stack.stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
     await stack.close()
 
@@ -155,7 +155,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     put = [name for number, name in enumerate(names) if number % 3]
     for name in put:
         await stack.get(name, source.of(name), same)
-        await settled(stack)
+        await wait_until_settled(stack)
     await stack.close()
     damaged, other = path_of(tmp_path, put[0]), put[1:]
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -192,7 +192,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
 
     with pytest.raises(LookupError, match="not a block"):
         await stack.get("k", Source().of("k"), refuse)
-    await settled(stack)
+    await wait_until_settled(stack)
     assert not path_of(tmp_path, "k").exists()
 
 
@@ -208,7 +208,7 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
 
     stack = make(tmp_path)
     assert await stack.get("k", Source().of("k"), picky) == payload_of("k", SIZE)
-    await settled(stack)
+    await wait_until_settled(stack)
     assert stack.stats().unreadable == 1
     await stack.close()
     tier = DiskTier(tmp_path, 32 << 20)
@@ -246,7 +246,7 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
             if number == 0:
                 await stack.get("k0", source.of("k0"), same)
                 release = threading.Event()
-                await settled(stack)
+                await wait_until_settled(stack)
                 # From here on the disk does nothing; the next keys have been read ahead.
                 misses = [asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), same)) for n in range(1, 8)]
                 await asyncio.sleep(0)

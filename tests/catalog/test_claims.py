@@ -23,7 +23,7 @@ from tests.catalog.test_confinement import VERSION
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def prepared(rig: Rig) -> str:
+async def move_table(rig: Rig) -> str:
     """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -40,20 +40,20 @@ def _spellings(location: str) -> list[str]:
     return [location, f"file:{path}/data/", f"FILE://{folder}/%2574{name[1:]}", f"file://{folder}/{name.upper()}"]
 
 
-def _created(uuid: str, location: str) -> list[dict[str, Any]]:
+def _creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     return [
         *first_updates(uuid, SCHEMA),
         {"action": "set-location", "location": location},
     ]
 
 
-async def refused(rig: Rig, caller: Caller, location: str) -> None:
+async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
     """Check that every operation with a location rejects this location."""
     catalog = rig.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
     create = CreateTable(name="x", schema=SCHEMA, location=location)
     created = TableChange(
-        namespace=("a",), name="x", requirements=[{"type": "assert-create"}], updates=_created(uuid, location)
+        namespace=("a",), name="x", requirements=[{"type": "assert-create"}], updates=_creation_updates(uuid, location)
     )
     doors: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
@@ -88,14 +88,14 @@ async def refused(rig: Rig, caller: Caller, location: str) -> None:
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
 async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         for spelling in _spellings(location):
-            await refused(rig, caller, spelling)
+            await check_rejected(rig, caller, spelling)
 
 
 async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/deep"
         await rig.catalog.tables.create(
             CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
@@ -107,14 +107,14 @@ async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
 
 async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         await rig.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
-        await refused(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED, location)
         row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, "again")
-        await refused(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED, location)
         await rig.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
-        await refused(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED, location)
         row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
@@ -122,11 +122,11 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
 
 async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         new = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
         await rig.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
         for place in (location, new):
-            await refused(rig, CALLER, place)
+            await check_rejected(rig, CALLER, place)
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
@@ -134,7 +134,7 @@ async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path
 
 async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/race"
         staged = [
             (await rig.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
@@ -145,7 +145,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
                 namespace=("a",),
                 name=f"r{n}",
                 requirements=[{"type": "assert-create"}],
-                updates=_created(str(one.metadata.table_uuid), one.metadata.location),
+                updates=_creation_updates(str(one.metadata.table_uuid), one.metadata.location),
             )
             for n, one in enumerate(staged)
         ]
@@ -157,7 +157,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
 
 async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/staged"
         await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = rig.catalog.staging.issue(("a",), "s", place)
@@ -171,7 +171,7 @@ async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_tab
 
 async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         folder = Path(parse_location(rig.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         (folder / "other").symlink_to(folder.parent / "b")
@@ -192,7 +192,7 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
     """A folder that becomes a link after its table was created claims nothing in the target."""
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         before = await rig.catalog.context.store.claims((await rig.catalog.tables.entry(("b",), "moved")).uuid)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
@@ -203,7 +203,7 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
 
 async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         common = {"write.data.path": f"{rig.catalog.warehouse.namespace_location(('a',))}/common"}
         for name in ("one", "two"):
             await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
@@ -214,7 +214,7 @@ async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
     """The tables overlapped before overlaps were rejected."""
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/over"
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
         outer = (await rig.catalog.tables.load(("a",), "outer")).entry
@@ -251,7 +251,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
 
 async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await prepared(rig)
+        theirs = await move_table(rig)
         created = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert await rig.catalog.load_location(("a",), "mine")
         assert created.entry is not None
@@ -264,7 +264,7 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
 @pytest.mark.parametrize("moved", [False, True])
 async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await prepared(rig)
+        theirs = await move_table(rig)
         victim = (await rig.catalog.tables.load(("b",), "moved")).entry
         forged = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
@@ -288,7 +288,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
 
 async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         tables, dropped = rig.catalog.tables, rig.catalog.dropped
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
 
@@ -312,7 +312,7 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
 
 async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         tables, views = rig.catalog.tables, rig.catalog.views
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
@@ -325,7 +325,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
             with pytest.raises(CommitConflict, match="since it was dropped"):
                 await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
         assert (await tables.load(("a",), "again")).entry == second
-        # It may return in place of the other, and the other after it.
+        # The entry may be restored in place of the other entry, and the other entry may follow.
         for entry in (first, second):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
@@ -340,7 +340,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
 
 async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the_locations(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         tables, name = rig.catalog.tables, (("b",), "moved")
         first = (await tables.load(*name)).entry
         assert first is not None
@@ -362,18 +362,18 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         assert await places() == (before[0], set()), "files lie where they were written"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
         assert await places() == before
-        await refused(rig, CALLER, location)
+        await check_rejected(rig, CALLER, location)
 
 
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
     """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
     async with open_rig(tmp_path) as rig:
-        await prepared(rig)
+        await move_table(rig)
         tables, name = rig.catalog.tables, (("a",), "old")
         victim = (await tables.load(("b",), "moved")).entry
         metadata = (await tables.load(("a",), "mine")).metadata
         assert victim is not None
-        claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_of(victim.uuid), 100)
+        claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_instants_of(victim.uuid), 100)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
         old = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
         del old["table-uuid"]
@@ -394,8 +394,11 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         with pytest.raises(BadRequest, match="outside the table's folders"):
             await rig.commits.commit_table(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
         assert await rig.store.claims(victim.uuid) == claims
-        assert await rig.store.instants(_of(victim.uuid), 100) == instants
-        assert {instant.action for instant in await rig.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}
+        assert await rig.store.instants(_instants_of(victim.uuid), 100) == instants
+        assert {instant.action for instant in await rig.store.instants(_instants_of(entry.uuid), 100)} == {
+            "register",
+            "commit",
+        }
         stored_entry = await rig.store.entry(EntryKind.TABLE, *name)
         assert stored_entry is not None
         assert stored_entry.uuid == entry.uuid
@@ -403,7 +406,7 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
 
 async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_nor_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         views = rig.catalog.views
         victim = (await rig.catalog.tables.load(("b",), "moved")).entry
         entry = (await views.load(("a",), "view")).entry
@@ -424,7 +427,7 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         assert await rig.store.claims(victim.uuid) == claims
 
 
-def _of(uuid: str) -> InstantFilter:
+def _instants_of(uuid: str) -> InstantFilter:
     return InstantFilter(uuid=uuid)
 
 

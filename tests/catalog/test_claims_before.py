@@ -17,13 +17,13 @@ from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
-from tests.catalog.test_claims import CONFINED, prepared, refused
+from tests.catalog.test_claims import CONFINED, check_rejected, move_table
 from tests.catalog.test_confinement import VERSION
 
 
 async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
         removed_location = (await rig.catalog.tables.load(("b",), "gone")).metadata.location
         await rig.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
@@ -31,7 +31,7 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
         connection.execute("DELETE FROM claims")
     async with open_rig(tmp_path) as rig:
         for place in (location, removed_location):
-            await refused(rig, CONFINED, place)
+            await check_rejected(rig, CONFINED, place)
 
 
 class _Away:
@@ -50,12 +50,12 @@ class _Away:
         return await self._objects.read(location, **more)
 
 
-async def _upgraded(home: Path) -> dict[str, str]:
+async def _prepare_old_server(home: Path) -> dict[str, str]:
     """Prepare a server from before claims; return the locations of a table in `b`, and of a table with files
     elsewhere.
     """
     async with open_rig(home) as rig:
-        results = {"moved": await prepared(rig)}
+        results = {"moved": await move_table(rig)}
         apart = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
         made = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
@@ -69,7 +69,7 @@ async def _upgraded(home: Path) -> dict[str, str]:
 async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
     tmp_path: Path,
 ) -> None:
-    places, clock, wrapped = await _upgraded(tmp_path), SimulatedClock(1), list[_Away]()
+    places, clock, wrapped = await _prepare_old_server(tmp_path), SimulatedClock(1), list[_Away]()
 
     def wrap(objects: ObjectStore) -> _Away:
         wrapped.append(_Away(objects))
@@ -101,7 +101,7 @@ async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
 
 
 async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None:
-    await _upgraded(tmp_path)
+    await _prepare_old_server(tmp_path)
     wrapped: list[_Away] = []
 
     def wrap(objects: ObjectStore) -> _Away:
@@ -126,7 +126,7 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
 
 
 async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp_path: Path) -> None:
-    places = await _upgraded(tmp_path)
+    places = await _prepare_old_server(tmp_path)
     async with open_rig(tmp_path) as rig:
         entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         assert entry is not None
@@ -157,10 +157,10 @@ async def _refused_table(rig: Rig, location: str) -> None:
 
 async def test_entries_that_an_older_server_creates_concurrently_can_be_written(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        location = await prepared(rig)
+        location = await move_table(rig)
         with sqlite3.connect(tmp_path / "seamark.db") as connection:
             connection.execute("DELETE FROM claims")
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         await rig.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
         assert await rig.catalog.load_location(("b",), "moved") == location
-        await refused(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED, location)

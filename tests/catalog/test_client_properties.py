@@ -65,7 +65,7 @@ def test_ordinary_properties_of_engines_and_users_are_allowed(name: str) -> None
     assert not configures_client(name)
 
 
-async def _prepared(rig: Rig) -> None:
+async def _create_objects(rig: Rig) -> None:
     await rig.table()
     await rig.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
 
@@ -73,7 +73,7 @@ async def _prepared(rig: Rig) -> None:
 @pytest.mark.parametrize("name", ["s3.signer.uri", " PY-IO-IMPL ", "token"])
 async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: Path, name: str) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_objects(rig)
         catalog, bad = rig.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
         update = {"action": "set-properties", "updates": bad}
         create = CreateTable(name="x", schema=SCHEMA, properties=bad)
@@ -142,7 +142,7 @@ def _poison(location: str, **properties: str) -> str:
 
 async def test_registered_metadata_with_a_property_that_steers_clients_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_objects(rig)
         table = await rig.catalog.tables.unregister(CALLER, ("db",), "t")
         view = (await rig.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
@@ -157,7 +157,7 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_reject
 
 async def test_stored_properties_that_steer_clients_are_neither_served_nor_written_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_objects(rig)
         entries = [
             (await rig.catalog.tables.load(("db",), "t")).entry,
             (await rig.catalog.views.load(("db",), "v")).entry,

@@ -26,7 +26,7 @@ VERSION = {
 }
 
 
-async def _prepared(rig: Rig) -> str:
+async def _create_tenants(rig: Rig) -> str:
     """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -37,7 +37,7 @@ async def _prepared(rig: Rig) -> str:
 
 async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await _prepared(rig)
+        theirs = await _create_tenants(rig)
         tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
         def commit(**update: Any) -> Any:
@@ -70,7 +70,7 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 
 
-def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
+def _staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:
     """Return the change that a client sends to create a staged table."""
     document = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
     updates: list[dict[str, Any]] = [
@@ -86,32 +86,32 @@ def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
 
 async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await _prepared(rig)
+        theirs = await _create_tenants(rig)
         far = f"{rig.catalog.warehouse.uri}/far"
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
         staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await rig.commits.commit_transaction(CONFINED, [_staged(staged, location=theirs)])
-        await rig.commits.commit_transaction(CONFINED, [_staged(staged)])
+            await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged, location=theirs)])
+        await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged)])
         assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
 async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_tenants(rig)
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {})
         staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
         victim = (await rig.catalog.tables.entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await rig.commits.commit_transaction(CONFINED, [_staged(staged, uuid=victim)])
+                await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged, uuid=victim)])
             if await rig.catalog.tables.exists(("b",), "t"):
                 await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
 async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_tenants(rig)
         far = f"{rig.catalog.warehouse.uri}/far"
         placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
         await rig.catalog.tables.create(CALLER, ("a",), placed)

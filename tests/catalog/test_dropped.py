@@ -37,7 +37,7 @@ def _avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-async def _filled(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
+async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
     """Create a table with one snapshot of two data files and a foreign file; return its files."""
     await rig.table(name)
     base = (await rig.catalog.tables.load(DB, name)).metadata.location
@@ -56,7 +56,7 @@ async def _filled(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
 
 async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         assert not await rig.catalog.tables.exists(DB, "t")
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
@@ -69,7 +69,7 @@ async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> Non
 
 async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _filled(rig, "t")
+        await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await rig.table("t")
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
@@ -83,7 +83,7 @@ async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp
 async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=100) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.advance(99_000)
         assert await rig.catalog.dropped.purge_expired() == 0
@@ -100,7 +100,7 @@ async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_pat
 async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=1) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         clock.advance(10_000)
         assert await rig.catalog.dropped.purge_expired() == 1
@@ -112,7 +112,7 @@ async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
     foreign = tmp_path / "precious.parquet"
     foreign.write_bytes(b"mine")
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
-        await _filled(rig, "t", foreign.as_uri())
+        await _create_filled_table(rig, "t", foreign.as_uri())
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
         assert await rig.files() == set()
@@ -121,7 +121,7 @@ async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
 
 async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         location = (await rig.catalog.tables.entry(DB, "t")).metadata_location
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.tables.register(CALLER, DB, "saved", location, overwrite=False)
@@ -156,7 +156,7 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
 
 async def _die(home: Path, jam: Any) -> None:
     async with open_rig(home, drop_retention_s=0) as rig:
-        await _filled(rig, "t")
+        await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
     async with open_rig(home, drop_retention_s=0, wrap_objects=jam) as rig:
         await rig.catalog.dropped.purge_expired()
@@ -176,7 +176,7 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
             await self._objects.delete(location)
 
     async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=Stubborn) as rig:
-        await _filled(rig, "t")
+        await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
         assert [location.rpartition("/")[2] for location in await rig.files()] == ["a.parquet"]
@@ -194,7 +194,7 @@ async def test_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> N
 
 async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, None)
@@ -223,7 +223,7 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         requirements, updates = append(1, None, 1)
         updates[0]["snapshot"]["manifest-list"] = listed
         await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        await _filled(rig, "u")
+        await _create_filled_table(rig, "u")
         for name in ("t", "u"):
             await rig.catalog.tables.drop(CALLER, DB, name, purge=True)
         assert await rig.catalog.dropped.purge_expired() == 2
@@ -257,7 +257,7 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
         return aways[0]
 
     async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as rig:
-        await _filled(rig, "t")
+        await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         for aways[0].call in ("read", "delete"):
             await rig.catalog.dropped.purge_expired()
@@ -317,7 +317,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
 async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> None:
     clock = SimulatedClock(seed=1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=3600) as rig:
-        files = await _filled(rig, "t")
+        files = await _create_filled_table(rig, "t")
         await look_at_clock(rig.store, clock)  # Housekeeping does this each minute.
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)

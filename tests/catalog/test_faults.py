@@ -61,7 +61,7 @@ async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: in
         await asyncio.gather(*(_writer(rig, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
         await rig.publisher.close()
-    async with open_rig(home) as rig:  # A new process would see the same.
+    async with open_rig(home) as rig:  # A new process would see the same state.
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None

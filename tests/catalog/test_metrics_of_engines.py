@@ -82,17 +82,17 @@ RIGHT = metrics(
 )
 
 
-def named(fields: Row) -> dict[str, dict[int, Any]]:
+def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
     return {
         name: {item["key"]: item["value"] for item in fields.get(name) or ()}
         for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
 
 
-async def stored(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
+async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
     rows = [row for listed in read_list(head(await load(rig))) for row in _rows(listed["manifest_path"])]
-    return {row["data_file"]["file_path"]: named(row["data_file"]) for row in rows if row["status"] != 2}
+    return {row["data_file"]["file_path"]: metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -102,7 +102,7 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
         for number, (wrong, corrected) in enumerate(WRONG):
             path = f"file:///data/{number}.parquet"
             client = await append(rig, {path: 3}, file=wrong)
-            assert (await stored(rig))[path] == named(corrected), number
+            assert (await read_metrics(rig))[path] == metrics_by_name(corrected), number
             manifests = [row["manifest_path"] for row in read_list(head(await load(rig)))]
             assert client.manifests[0] not in manifests
             snapshot = read_snapshot(head(await load(rig)))
@@ -200,9 +200,11 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
                     paths.add(f"file:///data/{step}-other")
                 await commit(rig, late.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
-                result = await stored(rig)
+                result = await read_metrics(rig)
                 assert result.keys() == paths
-                assert result[f"file:///data/{step}"] == named(corrected), f"seed {first_seed()}, {version}, {step}"
+                assert result[f"file:///data/{step}"] == metrics_by_name(corrected), (
+                    f"seed {first_seed()}, {version}, {step}"
+                )
                 read_snapshot(head(await load(rig)))
 
 

@@ -39,7 +39,7 @@ def _set(**properties: str) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
-async def _prepared(rig: Rig) -> None:
+async def _create_view(rig: Rig) -> None:
     await rig.catalog.namespaces.create(CALLER, ("db",), {})
     for name in ("v", "w"):
         await rig.catalog.views.create(ENGINE, ("db",), _view(name, **{RUN_AS: "admin", "comment": "hers"}))
@@ -61,7 +61,7 @@ def test_other_view_properties_are_allowed(key: str) -> None:
 
 async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_view(rig)
         views = rig.catalog.views
         attempts = {
             "create": views.create(CONFINED, ("db",), _view("x", **{RUN_AS: "admin"})),
@@ -82,7 +82,7 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
 
 async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_view(rig)
         views = rig.catalog.views
         await views.replace(CONFINED, ("db",), "v", [], [_set(comment="ours")])
         assert await _owner(rig, "v") == "admin", "nothing that runs has changed"
@@ -98,7 +98,7 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
 
 async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await _prepared(rig)
+        await _create_view(rig)
         for caller in (ENGINE, CALLER):
             await rig.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.who}'"))
             assert await _owner(rig, "v") == "admin"
@@ -118,7 +118,7 @@ BORROWED = {"trino.run-as-owner": "root"}
 WRITER = Caller(who="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
 
 
-async def _written_over(rig: Rig, name: str, **changes: Any) -> None:
+async def _overwrite_view_file(rig: Rig, name: str, **changes: Any) -> None:
     """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
     entry = await rig.catalog.views.entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
@@ -137,12 +137,12 @@ async def test_overwritten_metadata_file_gives_a_view_no_owner(tmp_path: Path, m
         if moved:
             name = "w"
             await views.rename(WRITER, TableIdentifier(("db",), "v"), TableIdentifier(("db",), "w"))
-        await _written_over(rig, name, properties=BORROWED)
+        await _overwrite_view_file(rig, name, properties=BORROWED)
         with pytest.raises(Forbidden, match="was changed after its commit"):
             await views.load(("db",), name)
         with pytest.raises(Forbidden):
             await views.replace(WRITER, ("db",), name, [], [{"action": "set-properties", "updates": {"a": "b"}}])
-        await _written_over(rig, name, properties={})
+        await _overwrite_view_file(rig, name, properties={})
         assert (await views.load(("db",), name)).metadata.properties == {}
 
 
@@ -157,10 +157,10 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
         assert metadata.properties == {**BORROWED, "a": "b"}
         versions = json.loads(encode_view(metadata))["versions"]
         text = [{"type": "sql", "sql": "SELECT * FROM secret", "dialect": "trino"}]
-        await _written_over(rig, "v", versions=[{**version, "representations": text} for version in versions])
+        await _overwrite_view_file(rig, "v", versions=[{**version, "representations": text} for version in versions])
         with pytest.raises(Forbidden, match="was changed after its commit"):
             await views.load(("db",), "v")
-        await _written_over(rig, "v", versions=versions)
+        await _overwrite_view_file(rig, "v", versions=versions)
         assert (await views.load(("db",), "v")).metadata == metadata
         location = (await views.entry(("db",), "v")).metadata_location
         await views.drop(CALLER, ("db",), "v")

@@ -1,4 +1,4 @@
-"""Tests of which files belong to plans: those in the folder of this version and of earlier versions."""
+"""Tests that files in the plan folders of this version and of earlier versions are recognised as plan files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of quotas: amounts that count until a time of their own, such as leases and bytes of plans."""
+"""Tests of quotas of amounts that expire, such as the leases and the bytes of plans."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Lake:
     async def append(self, *parts: Sequence[Row], **more: Any) -> Any:
         return await self.commit({"add": [self.data(rows) for rows in parts], **more})
 
-    async def waiting(self, count: int) -> None:
+    async def wait_for_changes(self, count: int) -> None:
         """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
         counts = _counts[self.api.server.components.commits]
         await until(lambda: counts[self.name] == count)

@@ -54,25 +54,25 @@ class Change:
         return row[1] == self.part and row[0] in self.ids
 
     @property
-    def inserted(self) -> list[Row]:
+    def inserted_rows(self) -> list[Row]:
         return [(item, self.part, f"new{self.number}") for item in sorted(self.ids)]
 
-    def updated(self, row: Row) -> Row:
+    def update_row(self, row: Row) -> Row:
         return (row[0], row[1], f"{row[2]}+{self.number}")
 
     def apply(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows after the change."""
         before = list(rows)
         if self.kind == "append":
-            return before + self.inserted
+            return before + self.inserted_rows
         if self.kind in ("delete", "equality"):
             return [row for row in before if not self.matches(row)]
         if self.kind == "update":
-            return [self.updated(row) if self.matches(row) else row for row in before]
+            return [self.update_row(row) if self.matches(row) else row for row in before]
         if self.kind == "count":
             return [*before, (1000 + sum(map(self.matches, before)), self.part, f"count{self.number}")]
         if self.kind == "overwrite":
-            return [row for row in before if row[1] != self.part] + self.inserted
+            return [row for row in before if row[1] != self.part] + self.inserted_rows
         assert self.kind == "compact"
         return before
 
@@ -125,7 +125,7 @@ class Case:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            near = tuple(change.part for change in changes) * 3  # So that they usually overlap
+            near = tuple(change.part for change in changes) * 3  # Few ids, so that the changes usually overlap
             change = some_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
                 change = some_change(rng, version, number, (*PARTS, *near))
@@ -137,9 +137,9 @@ class Case:
 
     def body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _reading(self, change)
+        return _REALISED[change.kind](self, change) | _reads_of(self, change)
 
-    def allowed(self) -> list[Counter[Row]]:
+    def allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
         base, first, second = self.rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
@@ -188,7 +188,7 @@ async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapsh
     return actual_snapshot_id
 
 
-def _reading(case: Case, change: Change) -> dict[str, Any]:
+def _reads_of(case: Case, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}
@@ -209,7 +209,7 @@ def _reading(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _append(case: Case, change: Change) -> dict[str, Any]:
-    return {"add": [case.lake.data(change.inserted)]}
+    return {"add": [case.lake.data(change.inserted_rows)]}
 
 
 def _count(case: Case, change: Change) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _count(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _overwrite(case: Case, change: Change) -> dict[str, Any]:
-    return {"add": [case.lake.data(change.inserted)], "replace": {"partitions": "written"}}
+    return {"add": [case.lake.data(change.inserted_rows)], "replace": {"partitions": "written"}}
 
 
 def _equality(case: Case, change: Change) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _rewritten(case: Case, change: Change) -> dict[str, Any]:
     update = change.kind == "update"
     if change.how == "rewrite":
         kept = [
-            change.updated(row) if change.matches(row) else row
+            change.update_row(row) if change.matches(row) else row
             for item in touched
             for _, row in item.live
             if update or not change.matches(row)
@@ -247,7 +247,9 @@ def _rewritten(case: Case, change: Change) -> dict[str, Any]:
             "remove": [{"file-path": item.path} for item in touched],
         }
     hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}
-    fresh = [change.updated(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
+    fresh = (
+        [change.update_row(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
+    )
     added: list[Any] = [case.lake.data(fresh)] if fresh else []
     removed: list[Any] = []
     if change.how == "vectors":

@@ -35,11 +35,11 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         yield Api(server)
 
 
-def numbered(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
+def numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
     return {"producer": {"id": producer, "sequence": sequence}, "add": [lake.data([(sequence, 0, producer)])]}
 
 
-async def seen(lake: Lake) -> list[Any]:
+async def read_rows(lake: Lake) -> list[Any]:
     metadata = await lake.metadata()
     check(metadata)
     return rows(snapshot_of(metadata))
@@ -47,32 +47,32 @@ async def seen(lake: Lake) -> list[Any]:
 
 async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
     lake = await Lake.create(api)
-    bodies = [numbered(lake, sequence) for sequence in (3, 4, 9)]
+    bodies = [numbered_change(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
         again = await lake.commit(body)
         assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
-    never = await lake.commit(numbered(lake, 7))
+    never = await lake.commit(numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
-    other = await lake.commit(numbered(lake, 1, "q"))
+    other = await lake.commit(numbered_change(lake, 1, "q"))
     assert not other["duplicate"]
-    assert len(await seen(lake)) == 4
+    assert len(await read_rows(lake)) == 4
 
 
 async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
     lake = await Lake.create(api)
-    body = numbered(lake, 1)
+    body = numbered_change(lake, 1)
     answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
     assert sorted(answer["duplicate"] for answer in answers) == [False, True, True, True, True, True]
     assert len({answer["snapshot-id"] for answer in answers}) == 1
-    assert await seen(lake) == [(1, 0, "p")]
+    assert await read_rows(lake) == [(1, 0, "p")]
 
 
 async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        bodies = [numbered(lake, sequence) for sequence in (1, 2)]
+        bodies = [numbered_change(lake, sequence) for sequence in (1, 2)]
         answers = [await lake.commit(body) for body in bodies]
     with sqlite3.connect(tmp_path / "seamark.db") as database:
         assert database.execute("DELETE FROM producers").rowcount == 1
@@ -82,11 +82,11 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
         for body, answer in zip(bodies, answers, strict=True):
             again = await lake.commit(body)
             assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
-        assert not (await lake.commit(numbered(lake, 3)))["duplicate"]
-        assert len(await seen(lake)) == 3
+        assert not (await lake.commit(numbered_change(lake, 3)))["duplicate"]
+        assert len(await read_rows(lake)) == 3
 
 
-async def _moved(api: Api, how: str) -> None:
+async def _change_table_of_name(api: Api, how: str) -> None:
     """Make `db.t` refer to another table, or to none."""
     if how == "dropped":
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
@@ -101,9 +101,9 @@ async def _moved(api: Api, how: str) -> None:
 async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
     """A rejection would make the client delete files that are live."""
     lake = await Lake.create(api)
-    body = numbered(lake, 4)
+    body = numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
-    await _moved(api, how)
+    await _change_table_of_name(api, how)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
     for sequence, found in ((4, (500, "CommitStateUnknownException")), (5, refused)):
         again = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
@@ -116,10 +116,10 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     lake = await Lake.create(api)
     uuid = (await lake.metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
-        sent = [asyncio.create_task(lake.send(numbered(lake, sequence))) for sequence in (1, 2)]
-        await lake.waiting(2)
+        sent = [asyncio.create_task(lake.send(numbered_change(lake, sequence))) for sequence in (1, 2)]
+        await lake.wait_for_changes(2)
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
-        await _moved(api, how)
+        await _change_table_of_name(api, how)
     answers = await asyncio.gather(*sent)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
     assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refused]
@@ -151,9 +151,9 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
-                body = numbered(lake, sequence)
+                body = numbered_change(lake, sequence)
                 while True:
-                    with suppress(Unreachable, ServerFailed):  # Sometimes in all its attempts: then like a job
+                    with suppress(Unreachable, ServerFailed):  # If all attempts fail, it starts again.
                         client.commit("db.t", body)
                         break
                 sequence += 1
@@ -177,7 +177,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
         expected: dict[int, str] = {}
         head: int | None = None
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
-            body = numbered(lake, sequence)
+            body = numbered_change(lake, sequence)
             if expected and rng.random() < 0.5:
                 gone = rng.choice(sorted(expected))
                 body |= {"remove": [{"file-path": expected.pop(gone)}], "read-snapshot-id": head}

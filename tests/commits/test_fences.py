@@ -26,7 +26,7 @@ async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_g
         bodies = [{"add": [lake.data([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
-            await lake.waiting(8)
+            await lake.wait_for_changes(8)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [409, 200] * 4
         await lake.append([(9, 0, "a")], fence=later)

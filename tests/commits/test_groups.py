@@ -35,7 +35,7 @@ async def _write(lake: Lake, writer: int) -> list[Any]:
     return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
 
 
-def _counted(api: Api, name: str) -> float:
+def _read_counter(api: Api, name: str) -> float:
     sample_value = api.server.components.metrics.registry.get_sample_value(name)
     assert sample_value is not None
     return sample_value
@@ -52,8 +52,8 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
-        assert _counted(api, "seamark_commit_changes_total") == WRITERS * TURNS
-        assert _counted(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
+        assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
+        assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
         chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
         assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
         assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
@@ -98,7 +98,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
             planned_prepare = await prepare(*args, **kwargs)
             before = await pointer()
             lost += 1
-            with suppress(TimeoutError):  # The other replica commits first, unless it may not.
+            with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
                     while await pointer() == before:
                         await asyncio.sleep(0.005)
@@ -200,7 +200,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
             tasks = []
             for count, body in enumerate(bodies, 1):
                 tasks.append(asyncio.create_task(lake.send(body)))
-                await lake.waiting(count)
+                await lake.wait_for_changes(count)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
         metadata = await lake.metadata()
@@ -208,7 +208,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         head = snapshot_of(metadata)
         assert head is not None
         assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
-        assert _counted(lake.api, "seamark_commit_groups_total") == 2
+        assert _read_counter(lake.api, "seamark_commit_groups_total") == 2
         await server.components.commits.close()
         manifest_paths = {manifest["manifest_path"] for manifest in manifests_of(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
@@ -238,7 +238,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
             tasks = []
             for number in order:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
-                await lake.waiting(len(tasks))
+                await lake.wait_for_changes(len(tasks))
         answers += await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
@@ -264,12 +264,12 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
             alone = asyncio.create_task(lake.send(others[0]))
-            await lake.waiting(1)
+            await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
-            await lake.waiting(3)  # The order in which two changes are sent does not determine which is first.
+            await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
             later = (lake.send(others[1], key=key), lake.send(others[2]))
             tasks += [asyncio.create_task(item) for item in later]
-            await lake.waiting(5)
+            await lake.wait_for_changes(5)
         one, twin, other_body, last = await asyncio.gather(*tasks)
         assert {(await alone).status, one.status, twin.status, last.status} == {200}
         assert one.json["snapshot-id"] == twin.json["snapshot-id"]

@@ -1,4 +1,4 @@
-"""Tests of partitions across specs and of the rest of a filter, compared with rows.
+"""Tests of partitions of different specs, and of the rest of a filter (the residual), compared with rows.
 
 If two partitions are proved to be disjoint, contained or complementary, the rows must agree.
 """
@@ -161,7 +161,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
         return constraints(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
-    monkeypatch.setattr(overlap, "_are_disjoint", None)  # Comparing two would fail.
+    monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
@@ -179,7 +179,7 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
     assert targets.contain(partitions.partition(0, (-math.nan,)))
 
 
-def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
+def _two_partitions(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
     """Return partitions of one column, each with its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
@@ -206,12 +206,12 @@ def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
-    partitions, a, b = _two(one, other)
+    partitions, a, b = _two_partitions(one, other)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
 
 
 def test_bucket_is_contained_in_that_of_half_as_many() -> None:
-    partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
+    partitions, half, whole = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
     assert Targets(partitions, [half]).contain(partitions.partition(*whole))
     assert not Targets(partitions, [whole]).contain(partitions.partition(*half))
 
@@ -232,16 +232,16 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
 def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
     transform: str, stored: int, value: int, apart: bool
 ) -> None:
-    partitions, a, b = _two((transform, stored), ("identity", value), source=3)
+    partitions, a, b = _two_partitions((transform, stored), ("identity", value), source=3)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
     assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not apart
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
 def test_int_truncations_that_differ_between_writers_are_never_disjoint(width: int, apart: bool) -> None:
-    partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", -5), source=5)
+    partitions, a, b = _two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
-    partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", 5), source=5)
+    partitions, a, b = _two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
     assert Targets(partitions, [a]).contain(partitions.partition(*b)) is apart
 
 

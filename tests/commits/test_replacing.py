@@ -43,7 +43,7 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
         assert response.error[:2] == (409, "CommitFailedException"), zeros
 
 
-def _bounded(value: int) -> dict[str, Any]:
+def _metrics_of_value(value: int) -> dict[str, Any]:
     """Return metrics of column 1, a long, that has this value once."""
     counts = {"value-counts": 1, "null-value-counts": 0}
     data = value.to_bytes(8, "little", signed=True).hex()
@@ -58,9 +58,9 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
     table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first = table.data("base", 1, **_bounded(5))
+    first = table.data("base", 1, **_metrics_of_value(5))
     read = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
-    await table.commit(add=[table.data("theirs", 1, **_bounded(100))])
+    await table.commit(add=[table.data("theirs", 1, **_metrics_of_value(100))])
     body: dict[str, Any] = {
         "read_snapshot_id": read,
         "replace": {"partitions": "written"},

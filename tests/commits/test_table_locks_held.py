@@ -23,9 +23,9 @@ async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: 
             ("db",), "t"
         ):  # All that arrive meanwhile are one group.
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
-            await lake.waiting(1)
+            await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
-            await lake.waiting(1 + CHANGES)
+            await lake.wait_for_changes(1 + CHANGES)
         await first
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 

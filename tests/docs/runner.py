@@ -83,7 +83,7 @@ class Run:
         Raises:
             AssertionError: The block fails, or its output differs from the page; the message has the line.
         """
-        text = self._here(block.text)
+        text = self._adapt_text(block.text)
         try:
             if block.mark == "output":
                 check_output(self.printed, text)
@@ -96,7 +96,7 @@ class Run:
         except Exception as error:
             raise AssertionError(f"{self.page}:{block.line}: {error}") from error
 
-    def _here(self, text: str) -> str:
+    def _adapt_text(self, text: str) -> str:
         ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
         text = re.sub("8181|8182", lambda found: ports[found[0]], text)
         for theirs, ours in self.replace.items():

@@ -59,7 +59,7 @@ class Production:
     servers: list[ManagedProcess] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
 
-    def here(self, block: Block) -> str:
+    def adapt_text(self, block: Block) -> str:
         text = block.text
         for theirs, ours in self.replace.items():
             assert theirs in "".join(production_block.text for production_block in production_blocks()), theirs
@@ -117,8 +117,8 @@ def production(
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
         made = Production(tmp_path, replace, running, environment)
-        made.variables, made.serve = made.here(variables), made.here(server)
-        create = f"{made.variables}\n{made.here(token)}"
+        made.variables, made.serve = made.adapt_text(variables), made.adapt_text(server)
+        create = f"{made.variables}\n{made.adapt_text(token)}"
         completed = subprocess.run(
             ["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True
         )
@@ -149,7 +149,7 @@ def append(production: Production, name: str, *numbers: int) -> None:
             table.append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
-@pytest.mark.filterwarnings("ignore")  # These are clients' warnings.
+@pytest.mark.filterwarnings("ignore")  # The clients cause these warnings.
 def test_production_servers_index_and_maintain_tables(production: Production) -> None:
     """There are two servers. When the one that runs table services ends, the other takes over."""
     production.start()

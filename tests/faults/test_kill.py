@@ -121,7 +121,7 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
         "drop": (
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
-            lambda now: _one_of([*now.tables(), *_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed",
+            lambda now: _one_of([*now.tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed",
         ),
     }
 
@@ -132,7 +132,7 @@ def _one_of(found: list[str], *names: str) -> str:
     return there[0]
 
 
-def _dropped(client: Client) -> list[str]:
+def _list_dropped(client: Client) -> list[str]:
     _, body = client.call("GET", "/api/v1/dropped")
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 

@@ -31,7 +31,7 @@ FIELDS = [
 ]
 
 
-def held(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
+def rows_at(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
     rows = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
     return sorted((row["id"], row["batch"]) for row in rows)
 
@@ -79,7 +79,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
     number = 0
     snapshots = json.loads(loaded.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
-        result = held(client, At(snapshot_id=snapshot["snapshot-id"]))
+        result = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
         last = int(snapshot["summary"][SEQUENCE_KEY])
         assert last >= number, f"{said}: sequence {last} was committed twice"
         while number <= last:  # A batch without changes has no snapshot.
@@ -89,7 +89,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
     while number < batches:
         apply(model, seed, number)
         number += 1
-    assert held(client, At()) == rows(model), said
+    assert rows_at(client, At()) == rows(model), said
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ purge).
 """
 
 
-class Mischief:
+class RandomClient:
     """A client that does something random to a random table; every answer is counted by its status."""
 
     def __init__(self, base_url: str, seed: int, number: int) -> None:
@@ -75,17 +75,17 @@ class Mischief:
         purge = self._random.random() < 0.5
         return self._client.call("DELETE", f"{TABLES}/{name}?purgeRequested={str(purge).lower()}")
 
-    def _dropped(self) -> dict[str, Any] | None:
+    def _random_dropped(self) -> dict[str, Any] | None:
         status, body = self._client.call("GET", "/api/v1/dropped")
         assert status == 200, body
         return self._random.choice(body["dropped"]) if body["dropped"] else None
 
     def _undrop(self, name: str) -> tuple[int, Any] | None:
-        row = self._dropped()
+        row = self._random_dropped()
         return row and self._client.call("POST", f"/api/v1/dropped/{row['id']}/undrop", {"name": name})
 
     def _purge(self, _: str) -> tuple[int, Any] | None:
-        row = self._dropped()
+        row = self._random_dropped()
         return row and self._client.call("DELETE", f"/api/v1/dropped/{row['id']}")
 
     def _rename(self, name: str) -> tuple[int, Any]:
@@ -98,7 +98,7 @@ class Mischief:
 
     def _register(self, name: str) -> tuple[int, Any]:
         """Register a second name for a live table, or a name for a dropped one; both then share their files."""
-        row = self._dropped() if self._random.random() < 0.5 else None
+        row = self._random_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
             if status != 200:
@@ -148,7 +148,7 @@ def _record(name: str, kind: Any) -> Any:
     return {"name": name, "type": kind}
 
 
-def _missing(server: Seamark, registered: set[str]) -> list[str]:
+def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     """Return the missing files to which live tables refer, and tables that cannot be loaded.
 
     The log of a registered table is not checked: a registered older file has an older log, and later commits may have
@@ -173,7 +173,7 @@ def _missing(server: Seamark, registered: set[str]) -> list[str]:
 
 def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     print(f"live files: FAULT_SEED={seed}")
-    clients = [Mischief(server.base_url, seed, number) for number in range(1, 5)]
+    clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
     expected = ("commit", "drop", "undrop", "rename", "create", "register")
     for round_ in itertools.count():
@@ -192,13 +192,13 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
                 item.result(timeout=60)
         assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
         registered = {uuid for client in clients for uuid in client.registered}
-        assert _missing(server, registered) == [], f"FAULT_SEED={seed}"
+        assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
     for what in expected:
         assert answers[what, 200] + answers[what, 204] > 0, f"FAULT_SEED={seed}: no {what} succeeded, {answers}"
     server.restart()
-    assert _missing(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
+    assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
 
 
 ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"}

@@ -128,7 +128,7 @@ def _commits_of(name: str) -> Callable[[str, str], bool]:
     return lambda method, path: method == "POST" and path.endswith(f"/tables/{name}")
 
 
-def _expected(proxy: LossyProxy, name: str) -> int:
+def _expected_rows(proxy: LossyProxy, name: str) -> int:
     """Return the expected number of rows: one for each commit that the server answered with 200."""
     applies = _commits_of(name)
     return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
@@ -153,8 +153,8 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
     assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
     with RestCatalog("direct", uri=server.base_url) as catalog:
         table = catalog.load_table(f"db.{name}")
-        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _expected(proxy, name), f"seed {seed}"
-    assert certain <= _expected(proxy, name) <= certain + unknown
+        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _expected_rows(proxy, name), f"seed {seed}"
+    assert certain <= _expected_rows(proxy, name) <= certain + unknown
 
 
 @pytest.mark.spark

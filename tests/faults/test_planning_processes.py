@@ -30,12 +30,12 @@ T = "/v1/namespaces/db/tables/t"
 Start = Callable[..., Seamark]
 
 
-def serving(server: Seamark, count: int = 2) -> None:
+def wait_for_workers(server: Seamark, count: int = 2) -> None:
     """Wait until `count` workers have begun to serve since the start."""
     eventually(lambda: server.log.read_text().count('"event":"serving"') == count)
 
 
-def registered(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
+def register_table(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
     """Register a table `db.<name>` with the files from number 0 on, and return it."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed_manifests = [
@@ -54,7 +54,7 @@ def numbers(answer: Any) -> list[int]:
     return [int(task["data-file"]["file-path"][-14:-8]) for task in answer["file-scan-tasks"]]
 
 
-def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any) -> tuple[int, Any]:
+def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any) -> tuple[int, Any]:
     """Plan on a new connection, which any of the workers may accept."""
     client = Client(server.base_url)
     try:
@@ -63,7 +63,7 @@ def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any
         client.close()
 
 
-def decoded(server: Seamark) -> int:
+def count_decoded_manifests(server: Seamark) -> int:
     """Return the number of manifests decoded by all live workers, as of the last second."""
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         match = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
@@ -78,28 +78,28 @@ def workers_that_did(server: Seamark, operation: str) -> set[int]:
 
 def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    serving(server)
-    registered(server, "t", manifests=60, per_manifest=20)
+    wait_for_workers(server)
+    register_table(server, "t", manifests=60, per_manifest=20)
     source = random.Random(1)
     expected = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda want: planned(server, between(*want)), expected))
+        answers = list(pool.map(lambda want: plan_on_new_connection(server, between(*want)), expected))
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
-    eventually(lambda: decoded(server) >= 60)
+    eventually(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # The other worker's count may be a second older.
-    assert decoded(server) == 60
+    assert count_decoded_manifests(server) == 60
 
 
 def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2", "--plan-inline-limit", "2", "--plan-page-size", "7"))
-    serving(server)
-    registered(server, "t", manifests=5, per_manifest=20)
+    wait_for_workers(server)
+    register_table(server, "t", manifests=5, per_manifest=20)
     results = []
     for _ in range(8):
-        status, answer = planned(server, between(5, 80))
+        status, answer = plan_on_new_connection(server, between(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
         assert len(tokens) == 11
@@ -118,16 +118,16 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.8])
 def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seamark: Start, share: float) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    serving(server)
+    wait_for_workers(server)
     count, per_manifest = 250, 40
-    registered(server, "t", count, per_manifest)
+    register_table(server, "t", count, per_manifest)
     blocks = server.home / "cache" / "blocks"
     everything = list(range(count * per_manifest))
     last = everything[-1]
 
     def ask(at: int) -> list[int] | None:
         try:
-            status, answer = planned(server, between(last - 900 + at, last))
+            status, answer = plan_on_new_connection(server, between(last - 900 + at, last))
         except Lost:
             return None
         assert status == 200, answer
@@ -142,20 +142,20 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         results = [future.result() for future in futures]
     for at, result in enumerate(results):
         assert result is None or result == everything[last - 900 + at :], "an answer from beside the dead is right"
-    serving(server, 3)
-    before = decoded(server)
+    wait_for_workers(server, 3)
+    before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
         again = list(pool.map(ask, range(10, 40)))
     assert again == [everything[last - 900 + at :] for at in range(10, 40)]
     time.sleep(1.5)
-    assert decoded(server) - before <= count, "what the dead had put on the disk is used"
+    assert count_decoded_manifests(server) - before <= count, "what the dead had put on the disk is used"
 
 
 @pytest.mark.slow
 def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    serving(server)
-    table = registered(server, "t", manifests=8, per_manifest=5)
+    wait_for_workers(server)
+    table = register_table(server, "t", manifests=8, per_manifest=5)
     stop = threading.Event()
     expected: dict[int, list[int]] = {1: list(range(40))}
     head = [1]
@@ -193,10 +193,10 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             before = head[0]
             if source.random() < 0.5:
                 named = source.randint(max(1, before - 20), before)
-                status, answer = planned(server, between(low, high), **{"snapshot-id": named})
+                status, answer = plan_on_new_connection(server, between(low, high), **{"snapshot-id": named})
                 oldest = newest = named
             else:
-                status, answer = planned(server, between(low, high))
+                status, answer = plan_on_new_connection(server, between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             seen.append((oldest, newest, low, high, numbers(answer)))

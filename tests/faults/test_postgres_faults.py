@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.writers import progress, writing
+from tests.faults.rigs.writers import progress, run_writers
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import ServiceFailed, http_ok
 from tests.services.seamark import Seamark
@@ -58,11 +58,11 @@ def _start(postgres: Postgres) -> None:
     postgres.process.start(lambda: _answers(postgres), timeout_s=60)
 
 
-def _stopped(postgres: Postgres) -> None:
+def _stop(postgres: Postgres) -> None:
     postgres.process.stop(first=signal.SIGINT)
 
 
-def _killed(postgres: Postgres) -> None:
+def _kill(postgres: Postgres) -> None:
     """Kill all processes of PostgreSQL at once, as in a power failure; each has a group of its own."""
     main = psutil.Process(postgres.process.pid)
     everyone = [main, *main.children(recursive=True)]
@@ -78,13 +78,17 @@ def _exists(location: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "ends", [pytest.param(_stopped, id="stopped", marks=pytest.mark.slow), pytest.param(_killed, id="killed -9")]
+    "ends",
+    [
+        pytest.param(_stop, id="stopped", marks=pytest.mark.slow),
+        pytest.param(_kill, id="killed -9"),
+    ],
 )
 def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable[[Postgres], None]) -> None:
     name = f"t{ends.__name__}"
     client = Client(pair.base_urls[0])
     assert client.create_table(name)[0] == 200
-    with writing(pair.base_urls, name, seed=5) as notes:
+    with run_writers(pair.base_urls, name, seed=5) as notes:
         assert progress(notes, 20, 60), notes
         ends(pair.postgres)
         try:
@@ -108,7 +112,7 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) 
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200
     cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
-    with writing(pair.base_urls, "cut", seed=6) as notes:
+    with run_writers(pair.base_urls, "cut", seed=6) as notes:
         for _ in range(12):
             assert progress(notes, 3, 60), notes
             pair.postgres.sql(cut)
@@ -123,7 +127,7 @@ def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: P
     client = Client(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
     main = psutil.Process(pair.postgres.process.pid)
-    with writing(pair.base_urls, "hung", seed=7) as notes:
+    with run_writers(pair.base_urls, "hung", seed=7) as notes:
         assert progress(notes, 20, 60), notes
         everyone = [main, *main.children(recursive=True)]
         for process in everyone:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.writers import progress, writing
+from tests.faults.rigs.writers import progress, run_writers
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
@@ -31,7 +31,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
     base_urls = [first.base_url, second.base_url]
     assert Client(first.base_url).create_table()[0] == 200
-    with writing(base_urls, "t", seed) as notes:
+    with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
             assert progress(notes, 5, 60), (seed, round_, notes.unexplained)
             time.sleep(source.random() * 0.3)

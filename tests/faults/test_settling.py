@@ -15,7 +15,7 @@ from tests.catalog.rig import CALLER, append, open_rig
 DB = ("db",)
 
 
-class Moody:
+class LosingStore:
     """A store that commits the swap and loses its reply, then accepts the tombstone's read but fails to read
     the instant.
     """
@@ -48,10 +48,10 @@ class Moody:
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
     tmp_path: Path, error: SeamarkError, in_tombstone: bool
 ) -> None:
-    moods: list[Moody] = []
+    moods: list[LosingStore] = []
 
-    def moody(store: Any) -> Moody:
-        moods.append(Moody(store))
+    def moody(store: Any) -> LosingStore:
+        moods.append(LosingStore(store))
         return moods[0]
 
     async with open_rig(tmp_path, wrap_store=moody) as rig:

@@ -31,7 +31,7 @@ BUSY_S = 0.03
 """The time for which workers are observed, to find those that are working."""
 
 
-class Trouble:
+class ExecutorFaults:
     """Faults for the executors of one job."""
 
     def __init__(self, job: subprocess.Popen[bytes], source: random.Random) -> None:
@@ -99,14 +99,14 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
         argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
         with (home / "job.log").open("wb") as log:
             job = subprocess.Popen([*argv, str(scratch)], stdout=log, stderr=log)
-            trouble = Trouble(job, source)
+            trouble = ExecutorFaults(job, source)
             until = time.monotonic() + within_s
             try:
                 while job.poll() is None and time.monotonic() < until:
                     time.sleep(source.uniform(0.05, 0.5))
                     if int(notes.read_text()):  # The job has begun.
                         trouble.strike()
-                    if len(failed(scratch / "events")) >= failures:
+                    if len(failed_tasks(scratch / "events")) >= failures:
                         break
                 notes.with_suffix(".last").touch()
                 job.wait(timeout=120)
@@ -115,17 +115,17 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
         assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
         every_snapshot_is_of_whole_batches(client, seed, int(notes.read_text()), context)
     ended = tasks(scratch / "events")
-    lost = failed(scratch / "events")
+    lost = failed_tasks(scratch / "events")
     assert len(lost) >= failures, f"{context}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
     assert any(map(_is_another, ended)), f"{context}: no task was run again of {len(ended)} ({trouble.befell})"
 
 
-def failed(events: Path) -> list[dict[str, Any]]:
+def failed_tasks(events: Path) -> list[dict[str, Any]]:
     return [task for task in tasks(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")]
 
 
 def _is_another(ended: dict[str, Any]) -> bool:
-    """Return whether this is not the first attempt of its task, or belongs to a stage that runs again."""
+    """Return whether this attempt repeats a task: as a later attempt, or in a stage that runs again."""
     about = ended["Task Info"]
     return bool(about["Attempt"] or about["Speculative"] or ended["Stage Attempt ID"])
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.rigs.http import Client, new_key
-from tests.faults.rigs.writers import progress, writing
+from tests.faults.rigs.writers import progress, run_writers
 from tests.objects.s3_proxy import Misbehaviour, misbehaving
 from tests.services.process import free_port, http_ok
 from tests.services.s3 import S3
@@ -70,7 +70,7 @@ async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
         assert (await asyncio.to_thread(client.create_table))[0] == 200
 
         def write() -> None:
-            with writing([server.base_url], "t", seed) as notes:
+            with run_writers([server.base_url], "t", seed) as notes:
                 asyncio.run_coroutine_threadsafe(_storm(weather, random.Random(seed), seconds), loop).result()
                 assert progress(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
             notes.check(

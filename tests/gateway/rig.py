@@ -42,7 +42,7 @@ class Keys:
     prefix: str
     """The prefix of the table's keys, with a slash at its end."""
 
-    def signed(
+    def sign(
         self, method: str, name: str, payload: str = UNSIGNED_PAYLOAD, query: str = "", **headers: str
     ) -> tuple[str, dict[str, str]]:
         """Return (path, signed headers) of a request for the object `name` of the table."""

@@ -81,7 +81,7 @@ async def worker(
     turns = itertools.count()
 
     def begin(call: S3Call) -> StartedAnswer | None:
-        """Start an answer from the cache, which the gateway tries before each read."""
+        """Start an answer from the cache. The gateway tries the cache before each read."""
         transport = call.request.transport
         if call.method not in ("GET", "HEAD") or transport is None or transport.get_write_buffer_size():
             return None

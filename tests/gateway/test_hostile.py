@@ -77,7 +77,7 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
 def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, value: bytes) -> None:
     text = value.decode("utf-8", "surrogateescape")
-    target, signed = keys.signed("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
+    target, signed = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
         for header, of_header in {**signed, "content-length": "1"}.items():
@@ -227,7 +227,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
                 (at / "data").unlink()
                 try:
                     (at / "data-away").rename(at / "data")
-                except OSError:  # As above
+                except OSError:  # A request has created the folder again, as above.
                     shutil.rmtree(at / "data-away")
 
         thread = threading.Thread(target=swap)

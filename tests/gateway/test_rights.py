@@ -173,7 +173,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 @asynccontextmanager
-async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def _server_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
 
     Yields a function that sends a request and returns its JSON.
@@ -197,7 +197,7 @@ async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any
 
 
 async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
-    async with _unpolled(tmp_path) as send:
+    async with _server_without_polling(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
         for item in (keys, other):
@@ -215,7 +215,7 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
     """Otherwise a user without rights on the new namespace could read and write until the credentials expire."""
-    async with _unpolled(tmp_path) as send:
+    async with _server_without_polling(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
             names = [{"namespace": [namespace], "name": name} for namespace, name in (source, target)]
@@ -236,11 +236,11 @@ async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at
 
 
 async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path: Path) -> None:
-    async with _unpolled(tmp_path) as send:
+    async with _server_without_polling(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
         endpoint = urlsplit(keys.endpoint)
-        target, signed = keys.signed("PUT", "data/late")
+        target, signed = keys.sign("PUT", "data/late")
         head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
         reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
         parts = tmp_path / "objects" / ".seamark-uploads"

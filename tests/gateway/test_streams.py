@@ -39,7 +39,7 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    target, signed = keys.signed("PUT", name, payload, **headers)
+    target, signed = keys.sign("PUT", name, payload, **headers)
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.request("PUT", target, body=body, headers=signed)
         answer = connection.getresponse()
@@ -82,7 +82,7 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     length = str(sum(map(len, data)))
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
-        target, signed = keys.signed("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
+        target, signed = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
         body = _chunks(signed, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
@@ -104,7 +104,7 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
-    target, signed = keys.signed("PUT", "early", "UNSIGNED-PAYLOAD")
+    target, signed = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
         raw.sendall(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 500_000)
@@ -116,7 +116,7 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
 
 
 def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> None:
-    target, signed = keys.signed("PUT", "large", "UNSIGNED-PAYLOAD")
+    target, signed = keys.sign("PUT", "large", "UNSIGNED-PAYLOAD")
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True)
         for name, value in {**signed, "content-length": str(6 << 30), "expect": "100-continue"}.items():

@@ -63,7 +63,7 @@ def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
 def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("early_part")
     query = f"partNumber=1&uploadId={'0' * 48}"
-    target, signed = keys.signed("PUT", "o", query=query)
+    target, signed = keys.sign("PUT", "o", query=query)
     at = urlsplit(keys.endpoint)
     for expected in ("Expect: 100-continue\r\n", ""):
         with socket.create_connection((at.hostname, at.port), timeout=30) as raw:

@@ -14,7 +14,7 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 
 
-def parsed(*fields: dict[str, Any], **more: Any) -> Schema:
+def parse_schema(*fields: dict[str, Any], **more: Any) -> Schema:
     return read(schema(*fields, **more), Schema, "schema")
 
 
@@ -56,15 +56,15 @@ def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
 
 
 def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
-    one = parsed(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
-    assert one.is_same_as(parsed(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
-    assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True), schema_id=1))
-    assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
+    one = parse_schema(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
+    assert one.is_same_as(parse_schema(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
+    assert not one.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True), schema_id=1))
+    assert not one.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
 
 
 def test_columns_have_full_and_short_names() -> None:
     points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
-    made = parsed(field(1, "points", points), field(4, "m.x"))
+    made = parse_schema(field(1, "points", points), field(4, "m.x"))
     assert made.index.by_id[3].name == "points.element.x"
     assert made.index.by_name["points.x"] == 3
     assert made.index.by_name["points.element.x"] == 3
@@ -73,24 +73,24 @@ def test_columns_have_full_and_short_names() -> None:
 
 def test_full_name_takes_precedence_over_a_short_name() -> None:
     points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
-    assert parsed(field(1, "p", points), field(4, "p.x")).index.by_name["p.x"] == 4
+    assert parse_schema(field(1, "p", points), field(4, "p.x")).index.by_name["p.x"] == 4
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (parsed(field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
-        (parsed(field(1, "a", struct(), True), identifiers=(1,)), "not a primitive"),
-        (parsed(field(1, "a", "double", True), identifiers=(1,)), "float or double"),
-        (parsed(field(1, "a", struct(field(2, "b", "long", True))), identifiers=(2,)), "optional field a"),
+        (parse_schema(field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
+        (parse_schema(field(1, "a", struct(), True), identifiers=(1,)), "not a primitive"),
+        (parse_schema(field(1, "a", "double", True), identifiers=(1,)), "float or double"),
+        (parse_schema(field(1, "a", struct(field(2, "b", "long", True))), identifiers=(2,)), "optional field a"),
         (
-            parsed(
+            parse_schema(
                 field(1, "a", {"type": "list", "element-id": 2, "element": "long", "element-required": True}, True),
                 identifiers=(2,),
             ),
             "must not be nested in a",
         ),
-        (parsed(field(1, "a", "unknown", True)), "required field with unknown type"),
+        (parse_schema(field(1, "a", "unknown", True)), "required field with unknown type"),
     ],
 )
 def test_impossible_schema_is_rejected(made: Schema, message: str) -> None:
@@ -120,7 +120,7 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
-    new_normalize_schema = normalize_schema(parsed(field(1, "a", kind, **{"initial-default": value})))
+    new_normalize_schema = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
     assert new_normalize_schema.fields[0].initial_default == value
 
 
@@ -152,7 +152,7 @@ def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
 )
 def test_default_of_another_type_is_rejected(kind: object, value: object) -> None:
     with pytest.raises(BadRequest, match="default"):
-        normalize_schema(parsed(field(1, "a", kind, **{"write-default": value})))
+        normalize_schema(parse_schema(field(1, "a", kind, **{"write-default": value})))
 
 
 def test_schema_depth_is_limited() -> None:
@@ -160,11 +160,11 @@ def test_schema_depth_is_limited() -> None:
     for depth in range(200, 0, -1):
         kind = struct(field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested deeper than 100 levels"):
-        normalize_schema(parsed(field(1000, "root", kind)))
+        normalize_schema(parse_schema(field(1000, "root", kind)))
     for depth in range(100_000):
         kind = struct(field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested too deeply"):
-        parsed(field(1, "root", kind))
+        parse_schema(field(1, "root", kind))
 
 
 def test_transforms_are_written_in_one_form_and_check_their_source_type() -> None:

@@ -26,7 +26,7 @@ from tests.iceberg.samples import (
     spec,
     table,
 )
-from tests.iceberg.test_schema import parsed, struct
+from tests.iceberg.test_schema import parse_schema, struct
 from tests.iceberg.test_view import version, view
 
 GROWING: dict[str, Callable[[int], list[Json]]] = {
@@ -103,6 +103,6 @@ def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
     inside = [field(n + 2, f"f{n}") for n in range(100)]
-    assert normalize_schema(parsed(field(1, "x" * 80, struct(*inside))))
+    assert normalize_schema(parse_schema(field(1, "x" * 80, struct(*inside))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
-        normalize_schema(parsed(field(1, "x" * 100, struct(*inside))))
+        normalize_schema(parse_schema(field(1, "x" * 100, struct(*inside))))

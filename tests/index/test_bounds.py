@@ -62,15 +62,15 @@ def draw_decimal(rng: random.Random) -> bytes:
     return value.to_bytes(least + rng.choice((0, 0, 3)), "big", signed=True)
 
 
-def unpacked(form: str) -> Callable[[bytes], Any]:
+def bound_reader(form: str) -> Callable[[bytes], Any]:
     return lambda data: struct.unpack(form, data)[0]
 
 
 KINDS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = {
     "texts": (draw_text, bytes),
     "bytes": (draw_text, bytes),
-    "integers": (draw_number("<q"), unpacked("<q")),
-    "reals": (draw_number("<d"), unpacked("<d")),
+    "integers": (draw_number("<q"), bound_reader("<q")),
+    "reals": (draw_number("<d"), bound_reader("<d")),
     "numerals": (draw_decimal, lambda data: int.from_bytes(data, "big", signed=True)),
     "unordered": (draw_text, bytes),
 }
@@ -86,7 +86,7 @@ def columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
     return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
 
 
-def expected(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> tuple[list[int], list[int]]:
+def expected_flags(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> tuple[list[int], list[int]]:
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True
@@ -106,7 +106,7 @@ def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
         actual_unusable_bounds = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
-        marks = expected(name, low, high, read)
+        marks = expected_flags(name, low, high, read)
         if actual_unusable_bounds is None:
             assert not any(map(any, marks)), (low, high)
         else:

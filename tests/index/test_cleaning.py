@@ -50,7 +50,7 @@ class Table:
 CALLER = Caller("tester", "test")
 
 
-async def opened(server: Running, **properties: str) -> Table:
+async def open_table(server: Running, **properties: str) -> Table:
     catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
     loaded = await catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties))
@@ -65,7 +65,7 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
-        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
         for name in ("old", "broken", "live"):
             await table.add(name, definition)
@@ -80,7 +80,7 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and
 
 async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=3600) as server:
-        table = await opened(server)
+        table = await open_table(server)
         await table.add("old", "anything")
         await server.components.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
         assert await clean(server) == 0
@@ -90,7 +90,7 @@ async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
 
 async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
-        table = await opened(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
+        table = await open_table(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
         kept = read_definitions(table.metadata).by_name["kept"].id
         await table.add("kept", kept)
         await table.add("gone", "of an index that was dropped")
@@ -104,7 +104,7 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
 
 async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
-        table = await opened(server, **{PREFIX + "i": "bloom(no_such_column)"})
+        table = await open_table(server, **{PREFIX + "i": "bloom(no_such_column)"})
         await table.add("x", "of what may be that index")
         await asyncio.sleep(0.01)
         assert await clean(server) == 0
@@ -113,7 +113,7 @@ async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Pat
 
 async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
-        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
         for name in ("fresh", "old"):
             (table.folder / "build").mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> No
 async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
     """A writer has put another location into the table's metadata file, which another catalog wrote."""
     async with running(tmp_path) as server:
-        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
         victim = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
         victim.parent.mkdir(parents=True)
@@ -145,7 +145,7 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
 
 async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
-        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
         await table.add("old", definition)
         await server.components.registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])

@@ -38,7 +38,7 @@ BUILD: dict[str, Any] = {
 
 
 @dataclass
-class Bytes:
+class RecordingStorage:
     """Storage of one file.
 
     `read` has the ranges that were read.
@@ -63,16 +63,16 @@ def file_of(kind: str, columns: Sequence[Keys]) -> bytes:
     return b"".join(parts)
 
 
-def listed(kind: str, size_bytes: int) -> RegisteredIndexFile:
+def register_file(kind: str, size_bytes: int) -> RegisteredIndexFile:
     return RegisteredIndexFile(
         uuid="u", location=LOCATION, definition="d", kind=kind, level=0, files=1, rows=1, size_bytes=size_bytes,
         snapshot_id=None, created_ms=0,
     )  # fmt: skip
 
 
-async def opened(kind: str, storage: Bytes) -> RemoteIndexFile:
+async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexFile:
     store: Any = storage
-    return (await open_remote(store, listed(kind, len(storage.data))))[1]
+    return (await open_remote(store, register_file(kind, len(storage.data))))[1]
 
 
 def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
@@ -109,7 +109,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: 
     columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
     data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
     whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
-    far = await opened(index, Bytes(data))
+    far = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
         asked = query(rng, index, kind, columns)
         result = await far.probe(asked)
@@ -143,7 +143,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, l
         spoilt = bytearray(data)
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
-            far = await opened(index, Bytes(bytes(spoilt)))
+            far = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
             for one in queries:
                 result = await far.probe(one)
                 assert result is not None
@@ -164,8 +164,8 @@ def long_keys(count: int, files: int) -> list[Keys]:
 
 
 async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
-    storage = Bytes(file_of("record", long_keys(100_000, 10)))
-    far = await opened("record", storage)
+    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
+    far = await open_remote_file("record", storage)
     assert len(storage.read) <= 5
     rng = random.Random(4)
     for _ in range(50):
@@ -184,8 +184,8 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
-    storage = Bytes(file_of("bitmap", [keys_of(pa.array(value), "long") for value in values]))
-    far = await opened("bitmap", storage)
+    storage = RecordingStorage(file_of("bitmap", [keys_of(pa.array(value), "long") for value in values]))
+    far = await open_remote_file("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
     result = await far.probe(bitmap_query)
@@ -208,16 +208,16 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = Bytes(file_of("record", long_keys(100_000, 10)))
-    far = await opened("record", storage)
+    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
+    far = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await far.probe(query) is None
     assert len(storage.read) == before
-    storage = Bytes(file_of("bitmap", long_keys(20_000, 4)))
+    storage = RecordingStorage(file_of("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
-    far = await opened("bitmap", storage)
+    far = await open_remote_file("bitmap", storage)
     monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)
     assert not await far.bitmap.load_rows([0, 1, 2, 3])
 

@@ -35,7 +35,7 @@ BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 def helpers() -> list[psutil.Process]:
     results = []
     for item in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # Or a zombie that nothing has waited for yet
+        with suppress(psutil.NoSuchProcess):  # A process that has ended may still be a zombie.
             results += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
     return results
 
@@ -72,7 +72,7 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
-    with decoders.expecting(1000):  # And once more.
+    with decoders.expecting(1000):  # The processes start again after they have ended.
         await until_asked(decoders)
 
 
@@ -131,7 +131,7 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "nonsense"
-    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # It is ready, and answers every request.
+    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers every request.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expecting(1000):

@@ -49,7 +49,7 @@ def table(
     )
 
 
-def one(text: str, **more: Any) -> IndexDefinition:
+def define_index(text: str, **more: Any) -> IndexDefinition:
     read = read_definitions(table({"seamark.index.n": text}, **more))
     assert not read.problems
     return read.by_name["n"]
@@ -61,8 +61,8 @@ def test_definition_survives_writing_and_reading_its_property() -> None:
         define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001}, state="paused"),
         define("n", "record", ["id", "truncate[3](name)"], FIRST),
     ):
-        assert one(definition.property_text) == definition
-        assert one(definition.text) == define(
+        assert define_index(definition.property_text) == definition
+        assert define_index(definition.text) == define(
             "n", definition.kind, [t.text for t in definition.terms], FIRST, parameters=definition.parameters
         )
     assert json.loads(define("n", "bloom", ["id"], FIRST, state="paused").property_text) == {
@@ -86,7 +86,7 @@ def test_definition_survives_writing_and_reading_its_property() -> None:
     ],
 )
 def test_definitions_typed_by_people_are_read(text: str, same: IndexDefinition) -> None:
-    assert one(text) == same
+    assert define_index(text) == same
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,16 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 def test_definition_follows_a_renamed_column() -> None:
     written = define("n", "bitmap", ["id"], FIRST)
-    after = one(written.property_text, schemas=(FIRST, RENAMED))
+    after = define_index(written.property_text, schemas=(FIRST, RENAMED))
     assert after.id == written.id
     assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
     # A name typed by a user means the column that has the name now.
-    assert one("bitmap(id)", schemas=(FIRST, RENAMED)).terms[0].column_id == 3
+    assert define_index("bitmap(id)", schemas=(FIRST, RENAMED)).terms[0].column_id == 3
 
 
 def test_typed_definition_finds_a_column_by_its_former_name() -> None:
     schemas = (FIRST, Schema((Field(1, "key", True, "long"),), schema_id=1))
-    term = one("bitmap(id)", schemas=schemas).terms[0]
+    term = define_index("bitmap(id)", schemas=schemas).terms[0]
     assert (term.column_id, term.name) == (1, "key")
 
 

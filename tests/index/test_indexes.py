@@ -23,12 +23,12 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, create_namespace
-from tests.planner.lakes.tables import Table, Watched
+from tests.planner.lakes.tables import RecordingObjects, Table
 
 KINDS = ("bloom", "bitmap", "record")
 
 
-class Storage(Watched):
+class Storage(RecordingObjects):
     """Object storage that counts reads, and does not answer while it is `away`."""
 
     away = False

@@ -108,7 +108,7 @@ def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]
     )
 
 
-def selected(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
+def selected_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
     results: list[bool] = []
     for number, values in enumerate(blocks):
         first = len(results)
@@ -156,13 +156,13 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
     mask = before.copy()
-    were = selected(state, mask, blocks)
+    were = selected_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
         was and (value is None or OPS[op](key_of(sides.form, kind, value), key))
         for was, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
-    kept = selected(state, mask, blocks)
+    kept = selected_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
             first = sum(map(len, blocks[:number]))
@@ -207,7 +207,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
                     passes(code, literal) and (state_before == 1 or was == 1)
                     for code, was in zip(codes.tolist(), before.tolist(), strict=True)
                 ]
-                assert selected(state, mask, [expected]) == expected, (literal, op, state_before)
+                assert selected_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 
 
 @settings(max_examples=examples(100))
@@ -230,7 +230,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     def halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
-    kept = selected(state, mask, blocks)
+    kept = selected_rows(state, mask, blocks)
     for row, held in enumerate(value for values in blocks for value in values):
         if held is None:
             assert kept[row]
@@ -256,7 +256,7 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     _scan.narrow_longs_in(
         lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
     )
-    kept = selected(state, mask, blocks)
+    kept = selected_rows(state, mask, blocks)
     row = 0
     for number_of, values in enumerate(blocks):
         unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
@@ -280,6 +280,6 @@ def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]
         first += len(rows)
     state = np.array([state for state, _ in blocks], dtype=np.uint8)
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
-    expected = [row for row, kept in enumerate(selected(state, mask, [rows for _, rows in blocks])) if kept]
+    expected = [row for row, kept in enumerate(selected_rows(state, mask, [rows for _, rows in blocks])) if kept]
     assert _scan.collect(extents, state, mask).tolist() == expected
     assert _scan.count(extents, state, mask) == len(expected)

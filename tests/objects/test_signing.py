@@ -46,7 +46,7 @@ def ask(method: str, uri: str, headers: Mapping[str, str] | None = None, **more:
     return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **more}
 
 
-def signed(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
+def sign_request(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
     return sign(request, table_location=TABLE, writable=writable, settings=settings, now_ms=NOW_MS)
 
 
@@ -176,7 +176,7 @@ async def test_signed_request_cannot_be_changed(client: Client, s3: S3) -> None:
 def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = {"x-amz-content-sha256": hashlib.sha256(b"body").hexdigest(), "x-amz-meta-a": "1", "content-type": "t"}
     uri = "http://store:9000/lake/wh/t1-abc/a%20b%2Bc?partNumber=1&uploadId=abc"
-    answer = signed(ask("PUT", uri, {**headers, "x-amz-date": "20261118T110640Z"}))
+    answer = sign_request(ask("PUT", uri, {**headers, "x-amz-date": "20261118T110640Z"}))
     theirs = AWSRequest("PUT", uri, headers=headers, data=b"body")
     theirs.context["timestamp"] = "20261118T110640Z"
     theirs.headers["X-Amz-Date"] = "20261118T110640Z"
@@ -187,7 +187,7 @@ def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_answer_has_the_sent_and_the_computed_headers() -> None:
     sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
-    answer = signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
+    answer = sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
     assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
     headers = answer["headers"]
     assert headers["Range"] == ["bytes=0-9"]
@@ -235,7 +235,7 @@ GOOD = [
 def test_requests_inside_the_table_are_signed(
     settings: Settings, method: str, uri: str, headers: dict[str, str]
 ) -> None:
-    assert "Authorization" in signed(ask(method, uri, headers), settings=settings)["headers"]
+    assert "Authorization" in sign_request(ask(method, uri, headers), settings=settings)["headers"]
 
 
 ELSEWHERE = [
@@ -302,14 +302,14 @@ def test_requests_outside_the_table_are_not_signed(
     settings: Settings, method: str, uri: str, headers: dict[str, str]
 ) -> None:
     with pytest.raises(Forbidden):
-        signed(ask(method, uri, headers), settings=settings)
+        sign_request(ask(method, uri, headers), settings=settings)
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_reader_gets_no_signature_for_a_write(method: str) -> None:
     with pytest.raises(Forbidden, match="write access"):
-        signed(ask(method, "http://store:9000/lake/wh/t1-abc/x?uploads"), writable=False)
-    signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x"), writable=False)
+        sign_request(ask(method, "http://store:9000/lake/wh/t1-abc/x?uploads"), writable=False)
+    sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x"), writable=False)
 
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
@@ -355,7 +355,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("request_", "names"), MALFORMED)
 def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        signed(request_)
+        sign_request(request_)
     assert names in caught.value.message
 
 
@@ -395,7 +395,7 @@ BODIES: list[tuple[str | None, type[Exception]]] = [
 @pytest.mark.parametrize(("body", "error"), BODIES, ids=range(len(BODIES)))
 def test_delete_that_names_or_hides_other_objects_is_not_signed(body: str | None, error: type[Exception]) -> None:
     with pytest.raises(error):
-        signed(ask("POST", "http://store:9000/lake?delete", body=body))
+        sign_request(ask("POST", "http://store:9000/lake?delete", body=body))
 
 
 @pytest.mark.parametrize(
@@ -403,11 +403,13 @@ def test_delete_that_names_or_hides_other_objects_is_not_signed(body: str | None
     [delete_body(KEY), '<?xml version="1.0" encoding="UTF-8"?>\n' + delete_body(KEY), delete_body("wh/t1-abc/a&amp;b")],
 )
 def test_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) -> None:
-    answer = signed(ask("POST", "http://store:9000/lake?delete", {"Content-MD5": "x"}, body=body))
+    answer = sign_request(ask("POST", "http://store:9000/lake?delete", {"Content-MD5": "x"}, body=body))
     assert answer["headers"]["X-Amz-Content-SHA256"] == [hashlib.sha256(body.encode()).hexdigest()]
     assert "content-md5;host" in answer["headers"]["Authorization"][0]
     with pytest.raises(Forbidden, match="hash"):
-        signed(ask("POST", "http://store:9000/lake?delete", {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body=body))
+        sign_request(
+            ask("POST", "http://store:9000/lake?delete", {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body=body)
+        )
 
 
 def test_nothing_is_signed_for_local_tables_or_when_signing_is_disabled() -> None:
@@ -415,7 +417,7 @@ def test_nothing_is_signed_for_local_tables_or_when_signing_is_disabled() -> Non
     with pytest.raises(BadRequest, match="not on S3"):
         sign(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
     with pytest.raises(Forbidden, match="s3_client_access"):
-        signed(request, settings=Settings(s3_endpoint="http://store:9000"))
+        sign_request(request, settings=Settings(s3_endpoint="http://store:9000"))
 
 
 def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,13 +427,13 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-token")
     credentials._chain.cache_clear()
-    headers = signed(request, settings=settings)["headers"]
+    headers = sign_request(request, settings=settings)["headers"]
     assert "Credential=FROM-ENV/" in headers["Authorization"][0]
     assert "x-amz-security-token" in headers["Authorization"][0]
     assert headers["X-Amz-Security-Token"] == ["the-token"]
     monkeypatch.setattr(credentials, "_chain", lambda: None)
     with pytest.raises(StorageError, match="s3_access_key_id"):
-        signed(request, settings=settings)
+        sign_request(request, settings=settings)
 
 
 def test_repr_contains_no_secret() -> None:
@@ -471,7 +473,7 @@ _UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
 def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
     method = "PUT" if "uploadId" in uri else "GET"
     with pytest.raises((Forbidden, BadRequest)):
-        signed(ask(method, uri))
+        sign_request(ask(method, uri))
 
 
 @pytest.mark.parametrize(
@@ -482,21 +484,21 @@ def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
     ],
 )
 def test_continued_listings_inside_the_table_are_signed(more: str) -> None:
-    assert "Authorization" in signed(ask("GET", f"{_LISTING}{_INSIDE}{more}"))["headers"]
-    assert "Authorization" in signed(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
+    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}{_INSIDE}{more}"))["headers"]
+    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
 
 
 @pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])
 def test_listing_with_an_invalid_number_of_keys_is_malformed_and_not_forbidden(number: str) -> None:
     with pytest.raises(BadRequest, match="not a number of keys"):
-        signed(ask("GET", f"{_LISTING}{_INSIDE}&max-keys={number}"))
+        sign_request(ask("GET", f"{_LISTING}{_INSIDE}&max-keys={number}"))
 
 
 def test_copy_sources_and_deletes_with_dot_segments_are_not_signed() -> None:
     target = "http://store:9000/lake/wh/t1-abc/x"
     for source in ("/lake/wh/t1-abc/../t2/y", "lake/wh/t1-abc/%2e%2e/t2/y", "lake/wh/t1-abc/%252e%252e/t2/y"):
         with pytest.raises(Forbidden):
-            signed(ask("PUT", target, {"x-amz-copy-source": source}))
+            sign_request(ask("PUT", target, {"x-amz-copy-source": source}))
     for key in ("wh/t1-abc/../t2/y", "wh/t1-abc/%2e%2e/t2/y", "wh/t1-abc/..&#47;t2/y", "wh/t1-abc/&#46;&#46;/t2/y"):
         with pytest.raises(Forbidden):
-            signed(ask("POST", "http://store:9000/lake?delete", body=delete_body(key)))
+            sign_request(ask("POST", "http://store:9000/lake?delete", body=delete_body(key)))

@@ -86,7 +86,7 @@ class Readers:
             client.close()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run_clients(self) -> Iterator[None]:
         threads = [threading.Thread(target=self.read, args=(number,), daemon=True) for number in range(CLIENTS)]
         for thread in threads:
             thread.start()
@@ -98,7 +98,7 @@ class Readers:
                 thread.join(90)
 
     @contextmanager
-    def excused(self, number: int) -> Iterator[None]:
+    def excuse(self, number: int) -> Iterator[None]:
         self.faults[number] += 1
         try:
             yield
@@ -117,13 +117,13 @@ class Faults:
         self._network = network
 
     def kill(self, number: int) -> None:
-        with self._readers.excused(number):
+        with self._readers.excuse(number):
             self._fleet.replicas[number].kill9()
             time.sleep(self._rng.uniform(0, 4))
             self._fleet.replicas[number].start()
 
     def pause(self, number: int) -> None:
-        with self._readers.excused(number):
+        with self._readers.excuse(number):
             pid = self._fleet.replicas[number].pid
             os.kill(pid, signal.SIGSTOP)
             time.sleep(self._rng.uniform(0.1, 5))
@@ -139,14 +139,14 @@ class Faults:
         """Cut the replicas off from each other, so that reads avoid them; all reach the database and the storage."""
         assert self._network is not None
         before = self._passed_over()
-        with self._network.divided():
+        with self._network.divide():
             block_until(lambda: self._passed_over() > before)
             time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
 
     def disconnect(self, number: int) -> None:
         """Disconnect a replica in both directions."""
         assert self._network is not None
-        with self._readers.excused(number):
+        with self._readers.excuse(number):
             with self._network.hosts[number].cut_off():
                 time.sleep(self._rng.uniform(0.1, 6))
             block_until(lambda: self._readers.is_answering(number))  # Packets are sent again after growing pauses.
@@ -158,7 +158,7 @@ class Faults:
                     file.seek(self._rng.randrange(path.stat().st_size))
                     file.write(self._rng.randbytes(3))
             except OSError:
-                continue  # It was evicted.
+                continue  # The cache has evicted the file.
         time.sleep(1)
 
     def fill_disk(self, number: int) -> None:
@@ -195,7 +195,7 @@ def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], round
     No answer may be wrong, and no request may fail.
     """
     fleet = readers.fleet
-    with readers.running():
+    with readers.run_clients():
         for number in range(rounds):
             fault = kinds[number] if number < len(kinds) else rng.choice(kinds)
             fault(rng.randrange(len(fleet.replicas)))

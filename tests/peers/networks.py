@@ -66,7 +66,7 @@ class Host:
     @contextmanager
     def cut_off(self) -> Iterator[None]:
         """Cut the host off from everything for the block."""
-        with _during(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
+        with _run_around(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
             yield
 
 
@@ -78,7 +78,7 @@ class Network:
     hosts: Sequence[Host]
 
     @contextmanager
-    def divided(self) -> Iterator[None]:
+    def divide(self) -> Iterator[None]:
         """Cut all hosts off from each other for the block.
 
         All reach this machine, and it reaches them.
@@ -86,12 +86,12 @@ class Network:
         with ExitStack() as stack:
             for host in self.hosts:
                 dev = f"bridge link set dev {host.cable} isolated"
-                stack.enter_context(_during(f"{dev} on", f"{dev} off"))
+                stack.enter_context(_run_around(f"{dev} on", f"{dev} off"))
             yield
 
 
 @contextmanager
-def _during(begin: str, end: str) -> Iterator[None]:
+def _run_around(begin: str, end: str) -> Iterator[None]:
     _run(begin)
     try:
         yield
@@ -118,20 +118,20 @@ def network(count: int) -> Iterator[Network]:
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:
         try:
-            stack.enter_context(_during(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
+            stack.enter_context(_run_around(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
             _run(f"ip addr add {subnet}.1/24 dev smb{mark}")
             _run(f"ip link set smb{mark} up")
             hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
             for host in hosts:
                 inside = f"ip -n {host.name}"
-                stack.enter_context(_during(f"ip netns add {host.name}", f"ip netns del {host.name}"))
+                stack.enter_context(_run_around(f"ip netns add {host.name}", f"ip netns del {host.name}"))
                 _run(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
                 _run(f"ip link set {host.cable} master smb{mark} up")
                 _run(f"{inside} addr add {host.address}/24 dev eth0")
                 _run(f"{inside} link set eth0 up")
                 _run(f"{inside} link set lo up")
             network = Network(f"{subnet}.1", hosts)
-            with network.divided():
+            with network.divide():
                 pass
         except (AssertionError, OSError) as error:
             pytest.skip(f"no network namespaces here: {error}")

@@ -53,7 +53,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, own_postgres: Postgres, s3: 
 
 
 @contextmanager
-def paused(postgres: Postgres) -> Iterator[None]:
+def pause_postgres(postgres: Postgres) -> Iterator[None]:
     """Pause PostgreSQL: it accepts connections and does not answer."""
     parent = psutil.Process(postgres.process.pid)
     processes = [parent, *parent.children(recursive=True)]
@@ -81,7 +81,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     status, body = load(client, ALLOWED)
     assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
     assert "Age" not in client.headers  # The database answers.
-    with paused(own_postgres):
+    with pause_postgres(own_postgres):
         for _ in range(3):
             status, body = load(client, ALLOWED)
             assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])

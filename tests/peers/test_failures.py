@@ -21,7 +21,7 @@ from tests.peers.rig import Node, meet, open_node
 from tests.peers.test_files import create, patient, reads_of
 
 
-def listed(address: str, *, protocol: int = VERSION) -> Replica:
+def replica_at(address: str, *, protocol: int = VERSION) -> Replica:
     return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
 
 
@@ -68,7 +68,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         with closing(socket.socket()) as taken:
             taken.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
-            gone = listed(f"127.0.0.1:{taken.getsockname()[1]}")
+            gone = replica_at(f"127.0.0.1:{taken.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
                 beside(node, other.peers.membership.replica, gone)
                 patient(node)
@@ -93,7 +93,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         return web.Response()
 
     async with peer(hang) as address, open_node(tmp_path, "a") as a:
-        beside(a, listed(address))
+        beside(a, replica_at(address))
         files = owned_by(a, address, await create([a], 40, 100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The other replica would take twice as long.
@@ -112,7 +112,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
         return response
 
     async with peer(begin) as address, open_node(tmp_path, "a") as a:
-        beside(a, listed(address))
+        beside(a, replica_at(address))
         a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = owned_by(a, address, await create([a], 10, 100))
         for location, content in files.items():
@@ -150,7 +150,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             writer.close()
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " in head.partition(b"\r\n")[0], head
-            data = bytearray(unchunked(body) if b"transfer-encoding: chunked" in head.lower() else body)
+            data = bytearray(decode_chunks(body) if b"transfer-encoding: chunked" in head.lower() else body)
             if 0 <= (at := change["at"]) < len(data):
                 data[at] ^= 1 << at % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
@@ -158,7 +158,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
         async with peer(relay) as address:
             # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
-            beside(a, listed(address))
+            beside(a, replica_at(address))
             patient(a)
             location, content = next(iter(owned_by(a, address, await create([a], 30, 120)).items()))
             assert await a.read(location) == content
@@ -170,7 +170,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # Each is requested twice.
 
 
-def unchunked(body: bytes) -> bytes:
+def decode_chunks(body: bytes) -> bytes:
     """Return the content of a body in HTTP's chunked coding."""
     content = b""
     while body:
@@ -186,7 +186,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
     async with peer(answer) as address, open_node(tmp_path, "a") as a:
-        beside(a, listed(address))
+        beside(a, replica_at(address))
         for location, content in owned_by(a, address, await create([a], 8, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
@@ -194,7 +194,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        beside(a, b.peers.membership.replica, listed("127.0.0.1:9", protocol=VERSION + 1))
+        beside(a, b.peers.membership.replica, replica_at("127.0.0.1:9", protocol=VERSION + 1))
         assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
         for location, content in (await create([a], 20, 100)).items():
             assert await a.read(location) == content

@@ -103,7 +103,7 @@ class Load:
         return client.call("POST", PLAN.removesuffix("/plan"), {"requirements": [], "updates": [update]})
 
     @contextmanager
-    def running(self, clients: int) -> Iterator[None]:
+    def run_clients(self, clients: int) -> Iterator[None]:
         work = [self.balance, *(partial(self.send, number) for number in range(clients))]
         threads = [threading.Thread(target=item, daemon=True) for item in work]
         for thread in threads:
@@ -119,7 +119,7 @@ class Load:
 
 def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> Load:
     load = Load(fleet)
-    with load.running(clients):
+    with load.run_clients(clients):
         for _ in range(rounds):
             for replica in fleet.replicas:
                 before = load.reads, load.commits

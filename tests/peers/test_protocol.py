@@ -90,7 +90,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) ->
         served.tickets.issue("10.0.0.2:8183", served.location)[0],
         forged.issue(served.node.address, served.location)[0],
         *(
-            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flipped(raw, at)).decode()}
+            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, at)).decode()}
             for at in range(0, len(raw), 5)
         ),
     ):
@@ -146,7 +146,7 @@ def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_pa
     assert (tmp_path / "used").stat().st_size == size
 
 
-def _flipped(raw: bytes, at: int) -> bytes:
+def _flip_byte(raw: bytes, at: int) -> bytes:
     return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
@@ -243,7 +243,7 @@ def test_answer_belongs_to_one_request() -> None:
     head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
     sealed = tickets.seal(macs[0], head)
     assert tickets.unseal(macs[0], sealed) == head
-    for data in (sealed[:-1], sealed + b"x", b"", *(_flipped(sealed, at) for at in range(HEAD_BYTES))):
+    for data in (sealed[:-1], sealed + b"x", b"", *(_flip_byte(sealed, at) for at in range(HEAD_BYTES))):
         with pytest.raises(BadAnswer):
             tickets.unseal(macs[0], data)
     with pytest.raises(BadAnswer):

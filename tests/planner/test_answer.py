@@ -134,7 +134,7 @@ def scan(
     )
 
 
-def answered(plan: ScanPlan, **options: Any) -> dict[str, Any]:
+def parse_answer(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     answer = ScanTaskWriter(plan, **options)
     tasks = b"".join(answer.tasks(plan.entry_ids))
     return {
@@ -154,7 +154,7 @@ def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = 
 
 def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
     file = a_file(split_offsets=[4, 1_000_000])
-    (task,) = answered(scan(metadata(()), [block([file])]))["file-scan-tasks"]
+    (task,) = parse_answer(scan(metadata(()), [block([file])]))["file-scan-tasks"]
     assert task == {
         "data-file": {
             "spec-id": 0,
@@ -190,10 +190,11 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
     plan = scan(metadata(()), [block([a_file("a"), a_file("b")])], where={"type": "eq", "term": "c1", "value": 4})
     assert all(
         set(file_scan_task) == {"data-file"}
-        for file_scan_task in answered(plan, form=TaskForm(residuals=False))["file-scan-tasks"]
+        for file_scan_task in parse_answer(plan, form=TaskForm(residuals=False))["file-scan-tasks"]
     )
     assert all(
-        set(file_scan_task) == {"data-file", "residual-filter"} for file_scan_task in answered(plan)["file-scan-tasks"]
+        set(file_scan_task) == {"data-file", "residual-filter"}
+        for file_scan_task in parse_answer(plan)["file-scan-tasks"]
     )
 
 
@@ -202,7 +203,7 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
 )
 def test_any_file_path_survives_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
-    file_scan_tasks = answered(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
+    file_scan_tasks = parse_answer(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
     assert [task["data-file"]["file-path"] for task in file_scan_tasks] == paths
 
 
@@ -290,7 +291,7 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
     rng.shuffle(values)
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
-    result = answered(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
+    result = parse_answer(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
     partitions = [task["data-file"]["partition"] for task in result["file-scan-tasks"]]
     expected = [[in_json(kind, value)] for value in values]
     assert [repr(partition) for partition in partitions] == [repr(item) for item in expected], f"seed {column}"
@@ -309,12 +310,12 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
         listed, _ = block([a_file(partition=(value,))], 0, spec)
         plan = scan(metadata(spec), [(listed, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
         expected = in_json(result_kind(transform, "timestamp"), value)
-        assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
+        assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
 def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    result = answered(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
+    result = parse_answer(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
     assert [task["data-file"]["partition"] for task in result["file-scan-tasks"]] == [[math.inf], [-math.inf]]
 
 
@@ -322,7 +323,7 @@ def test_nan_partition_is_rejected_with_advice() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     plan = scan(metadata(spec), [block([a_file("a", (math.nan,))], 0, spec)])
     with pytest.raises(NotAcceptable, match=r"seamark\.scan-planning-mode"):
-        answered(plan)
+        parse_answer(plan)
 
 
 def test_positive_and_negative_zero_are_two_partitions() -> None:
@@ -338,7 +339,7 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
     listed, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
     plan = scan(metadata(spec), [(listed, made)])
-    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
+    assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
 def test_partition_value_of_a_dropped_column_is_null() -> None:
@@ -346,13 +347,13 @@ def test_partition_value_of_a_dropped_column_is_null() -> None:
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
     kept = {key: kind for key, kind in KINDS.items() if key != 1}
     plan = scan(metadata(spec, kinds=kept), [block([a_file(partition=(3, "x"))], 0, spec)])
-    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
+    assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
 
 
 def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
     plan = scan(metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([a_file(partition=(1,))], 0, spec)])
-    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
+    assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
 
 
 def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
@@ -369,13 +370,13 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
             (plan, PYICEBERG, 1),
             (other, PYICEBERG, 86_400_000_000),
         ):
-            assert answered(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
+            assert parse_answer(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
 def test_error_names_the_manifest_with_an_unknown_spec() -> None:
     plan = scan(metadata(()), [block([a_file(spec_id=5)], 5)])
     with pytest.raises(Corrupt, match=r"5-0\.avro"):
-        answered(plan)
+        parse_answer(plan)
 
 
 def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
@@ -386,7 +387,7 @@ def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
         "right": {"type": "gt", "term": "c1", "value": 5},
     }
     files = [a_file("a", ("x",)), a_file("b", ("y",)), a_file("c", (None,))]
-    file_scan_tasks = answered(scan(metadata(spec), [block(files, 0, spec)], where=filter_json))["file-scan-tasks"]
+    file_scan_tasks = parse_answer(scan(metadata(spec), [block(files, 0, spec)], where=filter_json))["file-scan-tasks"]
     left = {"type": "gt", "term": "c1", "value": 5}
     assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
 
@@ -403,7 +404,7 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
         a_delete("of f2", 1, referenced="f2"),
         a_delete("equality", 2, equality_ids=[1, 2]),
     ]
-    result = answered(scan(metadata(()), [block(data)], [block(deletes)]))
+    result = parse_answer(scan(metadata(()), [block(data)], [block(deletes)]))
     names = [delete_file["file-path"] for delete_file in result["delete-files"]]
     assert sorted(names) == ["equality", "of f2", "positions"]
     actual = [
@@ -434,7 +435,7 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
-    result = answered(scan(metadata(()), [data], [block([vector], version=3)]))
+    result = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
     (told,) = result["delete-files"]
     assert told["file-format"] == "puffin"
     assert (told["content-offset"], told["content-size-in-bytes"]) == (4, 40)
@@ -454,8 +455,8 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     bare = a_file("bare")
     full = a_file("full", metrics=metrics)
     plan = scan(metadata(()), [block([full, bare])])
-    assert not set(answered(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
-    told, nothing = (task["data-file"] for task in answered(plan, stats=[13, 1, 2])["file-scan-tasks"])
+    assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
+    told, nothing = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert told["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
     assert told["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
     assert told["nan-value-counts"] == {"keys": [13], "values": [0]}
@@ -464,7 +465,7 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
         bounds = [getattr(metrics[column], side).hex().upper() for column in (1, 2, 13)]
         assert told[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
     assert not set(nothing) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
-    everything = answered(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
+    everything = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in KINDS]
         assert everything[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
@@ -475,12 +476,12 @@ def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() ->
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
     files = [a_file("a", (19_000, 5, 6, "x", 1)), a_file("b", (19_000, None, 6, "x", 1))]
     plan = scan(metadata(spec), [block(files, 0, spec)])
-    tasks = answered(plan, dialect=PYICEBERG)["file-scan-tasks"]
+    tasks = parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"]
     assert tasks[0]["data-file"]["partition"] == [19_000, 5, 6, "x", 1]
     assert "partition" not in tasks[1]["data-file"]
     binary = (PartitionField(1000, "p", 10, "identity"),)
     plan = scan(metadata(binary), [block([a_file("a", (b"x",))], 0, binary)])
-    assert "partition" not in answered(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
+    assert "partition" not in parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
 
 
 def test_pyiceberg_parses_every_answer() -> None:
@@ -496,7 +497,7 @@ def test_pyiceberg_parses_every_answer() -> None:
         "right": {"type": "is-null", "term": "c1"},
     }
     plan = scan(metadata(spec), [block(files, 0, spec)], where=filter_json)
-    answer = answered(plan, stats=[1, 2], dialect=PYICEBERG)
+    answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
     paths = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
     assert paths

@@ -96,7 +96,7 @@ def block(
     return block_of("manifest.avro", data)
 
 
-def applying(
+def find_applying_deletes(
     data: list[Entry], *deletes: list[Entry], sequence: int = 5, schema: dict[str, Any] = SCHEMA
 ) -> list[tuple[int, ...]]:
     """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
@@ -113,14 +113,14 @@ def applying(
 
 def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
     data = [entry(data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
-    assert applying(data, [entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
-    assert applying(data, [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [(0,), (), ()]
+    assert find_applying_deletes(data, [entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
+    assert find_applying_deletes(data, [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [(0,), (), ()]
 
 
 def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None:
     data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
     deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
-    assert applying(data, deletes) == [(), (0,)]
+    assert find_applying_deletes(data, deletes) == [(), (0,)]
     old = [entry(data_file("v1"), None)]
     view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
     assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
@@ -129,9 +129,9 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
 def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
     deletes = [entry(delete_file(POSITION_DELETES), 5)]
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost has no sequence number"):
-        applying([entry(data_file("lost"), None)], deletes)
+        find_applying_deletes([entry(data_file("lost"), None)], deletes)
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x has no sequence number"):
-        applying([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
+        find_applying_deletes([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
 
 
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
@@ -141,27 +141,29 @@ def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() ->
         entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
-    assert applying(data, others, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
+    assert find_applying_deletes(data, others, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
 
 
 def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
-    assert applying([entry(data_file(), 3)], [entry(vector(), 2), entry(delete_file(POSITION_DELETES), 4)]) == [(1,)]
+    assert find_applying_deletes(
+        [entry(data_file(), 3)], [entry(vector(), 2), entry(delete_file(POSITION_DELETES), 4)]
+    ) == [(1,)]
 
 
 def test_all_deletion_vectors_of_a_data_file_are_kept() -> None:
-    assert applying([entry(data_file(), 3)], [entry(vector(), 4), entry(vector(), 5)]) == [(0, 1)]
+    assert find_applying_deletes([entry(data_file(), 3)], [entry(vector(), 4), entry(vector(), 5)]) == [(0, 1)]
 
 
 def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
     with pytest.raises(Corrupt, match=r"manifest\.avro: a deletion vector in x has no referenced_data_file"):
-        applying([entry(data_file(), 3)], [entry(vector(None), 4)])
+        find_applying_deletes([entry(data_file(), 3)], [entry(vector(None), 4)])
 
 
 def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
     odd = delete_file(POSITION_DELETES)
     odd.content = 7
     with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
-        applying([entry(data_file(), 3)], [entry(odd, 4)])
+        find_applying_deletes([entry(data_file(), 3)], [entry(odd, 4)])
 
 
 def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> None:
@@ -176,21 +178,21 @@ def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> No
         entry(delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
     ]
     unpartitioned = [entry(delete_file(POSITION_DELETES), 1)]
-    assert applying(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
+    assert find_applying_deletes(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
 
 
 def test_float_partitions_are_compared_by_their_bits() -> None:
     values = (0.0, -0.0, math.nan, None)
     data = [entry(data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
     deletes = [entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
-    assert applying(data, deletes) == [(0,), (1,), (2,), (3,)]
+    assert find_applying_deletes(data, deletes) == [(0,), (1,), (2,), (3,)]
 
 
 def test_equality_deletes_of_a_spec_with_only_void_fields_are_global() -> None:
     data = [entry(data_file(spec_id=1, partition=(1,)), 1)]
     for spec_id, partition, found in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
         delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
-        assert applying(data, [entry(delete, 2)]) == [found], spec_id
+        assert find_applying_deletes(data, [entry(delete, 2)]) == [found], spec_id
 
 
 PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
@@ -200,7 +202,7 @@ PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=
 def test_equal_path_bounds_name_the_data_file() -> None:
     data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
     deletes = [entry(PATHS_TOLD, 2), entry(PATHS_CUT, 2)]
-    assert applying(data, deletes) == [(0, 1), (1,)]
+    assert find_applying_deletes(data, deletes) == [(0, 1), (1,)]
 
 
 def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans: int | None = None) -> ColumnMetrics:
@@ -238,7 +240,7 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
     delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*gone))
     data = data_file(metrics=metrics(*held))
-    assert applying([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
+    assert find_applying_deletes([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
@@ -272,7 +274,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
             delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
         ]
         deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
-    result = applying(data, *deletes)
+    result = find_applying_deletes(data, *deletes)
     listed = Listed(0, 0, 0, 3, 5)
     flat = [(listed, item) for item in deletes[0] + deletes[1]]
     expected = [
@@ -292,8 +294,8 @@ def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
     gone, held = ({A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5))
     delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=gone), 2)
     data = [entry(data_file(metrics=held), 1)]
-    assert applying(data, [delete]) == [(0,)]
-    assert applying(data, [delete], schema=required) == [()]
+    assert find_applying_deletes(data, [delete]) == [(0,)]
+    assert find_applying_deletes(data, [delete], schema=required) == [()]
 
 
 def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
@@ -335,7 +337,7 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
 
 def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: stats(b"a", b"b")})
-    assert applying([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
+    assert find_applying_deletes([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
 
 
 def test_two_columns_together_exclude_an_equality_delete() -> None:
@@ -343,13 +345,13 @@ def test_two_columns_together_exclude_an_equality_delete() -> None:
     gone = {A: stats(one, nine), LATE: stats(b"a", b"b")}
     held = {A: stats(one, nine), LATE: stats(b"c", b"d")}
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=gone)
-    assert applying([entry(data_file(metrics=held), 1)], [entry(delete, 2)]) == [()]
+    assert find_applying_deletes([entry(data_file(metrics=held), 1)], [entry(delete, 2)]) == [()]
 
 
 def test_files_with_the_same_deletes_share_one_tuple() -> None:
     data = [entry(data_file(str(number)), 1) for number in range(3)]
     deletes = [entry(delete_file(POSITION_DELETES), 2), entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2)]
-    result = applying(data, deletes)
+    result = find_applying_deletes(data, deletes)
     assert result == [(0, 1)] * 3
     assert result[0] is result[1] is result[2]
 

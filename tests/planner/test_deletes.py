@@ -138,12 +138,12 @@ class Situation:
     def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         document = {
-            key: column_metrics(self.rng, kinds[key], [self._written(schema_id, key, value) for value in of])
+            key: column_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
             for key, of in values.items()
         }
         return {key: of for key, of in document.items() if of != ColumnMetrics()}
 
-    def _written(self, schema_id: int, key: int, value: Any) -> Any:
+    def _to_stored(self, schema_id: int, key: int, value: Any) -> Any:
         """Return the key's value as it is stored under the schema."""
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
@@ -161,7 +161,7 @@ class Situation:
         }
 
     def _data(self, within: Listed) -> DataFile:
-        # The file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
+        # A file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
         # bounds' bytes.
         schema_id = self.rng.randint(0, within.schema_id)
         common = self._common(within, DATA)
@@ -228,7 +228,7 @@ class Situation:
         entries = []
         for entry in listed.entries:
             parts = zip(sources, entry.file.partition, strict=True)
-            partition = tuple(self._written(listed.schema_id, source, value) for source, value in parts)
+            partition = tuple(self._to_stored(listed.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
         return manifest_bytes(
             entries,
@@ -392,7 +392,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
                 names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}
                 assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                needed = {name for name, delete in allowed.items() if lake.removed(delete, file)}
+                needed = {name for name, delete in allowed.items() if lake.removed_positions(delete, file)}
                 assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 removing += len(needed)
     assert removing > 3 * count

@@ -34,8 +34,8 @@ from tests.planner.lakes.tables import (
     numbers,
     numbers_of,
     on_day,
+    open_test_planner,
     path_of,
-    planning,
 )
 from tests.seeds import quick
 from tests.server.rig import running
@@ -44,7 +44,7 @@ T = "/v1/namespaces/db/tables/t"
 Damage = Callable[[bytearray, random.Random], None]
 
 
-def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
+def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
     """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
     data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
@@ -58,7 +58,7 @@ def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, li
 
 
 async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t", per_day=40)
+    table, manifests = create_filled_table(tmp_path / "t", per_day=40)
     for victim in (manifests[1], manifests[5]):
         path = path_of(victim)
         content = path.read_bytes()
@@ -66,7 +66,7 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
         ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
         assert len(ends) > 2 or victim.content == 1, "several blocks, so that a cut between two reads as a whole file"
         rng = random.Random(len(content))
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             for end in {0, 1, 3, 4, 16, len(content) - 1, *ends, *(rng.randrange(len(content)) for _ in range(40))}:
                 path.write_bytes(content[:end])
                 with pytest.raises(Corrupt, match=path.name):
@@ -77,11 +77,11 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
 
 @pytest.mark.parametrize("which", ["m2.avro", "d1.avro", "snap-1.avro"])
 async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, which: str) -> None:
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     path = tmp_path / "t" / "metadata" / which
     content = path.read_bytes()
     path.unlink()
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         for _ in range(2):
             with pytest.raises(Corrupt, match=f"{which} is not in storage; .* on the server's machine"):
                 await numbers(planner, table.metadata)
@@ -121,7 +121,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     metadata, seen = table.metadata, Counter[str]()
     path = path_of(manifests[1])
     content = path.read_bytes()
-    async with planning(tmp_path, plan_memory_bytes=0) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
         for turn in range(150):
             damaged = bytearray(content)
             start = 0 if turn % 3 == 0 else content.index(content[-16:])
@@ -155,7 +155,7 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
     path = path_of(manifest)
     content = path.read_bytes()
     spec_id = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         path.write_bytes(content[:spec_id] + b"4" + content[spec_id + 1 :])
         with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
             await numbers(planner, table.metadata)
@@ -168,7 +168,7 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
 async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     """The plan has every manifest that fastavro reads from the damaged bytes."""
     rng = random.Random(seed)
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     metadata = table.metadata
     path = tmp_path / "t" / "metadata" / "snap-1.avro"
     content = path.read_bytes()
@@ -182,7 +182,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
             damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         context = f"seed {seed}, turn {turn}"
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except (Corrupt, BadRequest, Forbidden, StorageError) as error:
@@ -204,7 +204,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
 
 
 async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t")
+    table, manifests = create_filled_table(tmp_path / "t")
     lies: list[tuple[str, int, int, str]] = [
         ("m0.avro", 0, 7, "m0.avro has partition spec 0; its manifest list states 7"),
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
@@ -221,7 +221,7 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         table.commit(number, manifests)
         for manifest, old_content, old_spec in zip(manifests, kept["content"], kept["spec"], strict=True):
             manifest.content, manifest.spec_id = old_content, old_spec
-        async with planning(tmp_path) as planner:
+        async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
                 with pytest.raises(Corrupt, match=told):
                     await numbers(planner, table.metadata)
@@ -233,13 +233,13 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
 
 
 async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
-    """A later format version or a flipped bit in the header's schema would cause this."""
-    table, manifests = filled(tmp_path / "t")
+    """The type may come from a later format version or from a flipped bit in the schema of the header."""
+    table, manifests = create_filled_table(tmp_path / "t")
     path = path_of(manifests[1])
     known, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
     assert path.read_bytes().count(known) == 1
     path.write_bytes(path.read_bytes().replace(known, unknown))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(40))
         assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
 
@@ -289,7 +289,7 @@ def _is_clean(answer: Answer, name: str) -> None:
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
 async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: int) -> None:
-    table, _ = filled(tmp_path / "t", days=8)
+    table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
     faulty: list[FaultyObjects] = []
@@ -298,7 +298,9 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         faulty.append(FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
         return faulty[0]
 
-    async with planning(tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0) as planner:
+    async with open_test_planner(
+        tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0
+    ) as planner:
         counts = Counter[str]()
         for _ in range(12):
             expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
@@ -342,7 +344,7 @@ DAMAGES: list[Damage] = [flip, zero, cut, grow]
 FOLDER_BYTES = 64 << 20
 
 
-def cached(tmp_path: Path) -> list[Path]:
+def list_block_files(tmp_path: Path) -> list[Path]:
     """Return the block files, without SQLite's files."""
     folder = tmp_path / "home" / "cache" / "blocks"
     return sorted(folder.rglob("*.block"))
@@ -356,22 +358,22 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
-    table, manifests = filled(tmp_path / "t", days=2, per_day=3200)
+    table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
     everything = list(range(6_400))
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == len(manifests)
-    files = cached(tmp_path)
+    files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await numbers(planner, table.metadata) == everything
         assert planner.stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
     for filter, expected in ((between(100, 3500), everything[100:3501]), (True, everything)):
-        async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
             decoded = planner.stats().decoded
@@ -384,15 +386,15 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
     the damage.
     """
     rng = random.Random(seed)
-    table, manifests = filled(tmp_path / "t", per_day=60)
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
+    table, manifests = create_filled_table(tmp_path / "t", per_day=60)
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
         planner._views.budget_bytes = 0
         for turn in range(40):
             low = rng.randrange(200)
             context = f"seed {seed}, turn {turn}"
             assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), context
             await _let_go(planner)
-            files = cached(tmp_path)
+            files = list_block_files(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):
                 if rng.random() < 0.3:
                     path.unlink()
@@ -405,16 +407,16 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
 
 
 async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
+    table, _ = create_filled_table(tmp_path / "t")
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
-        async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
+        async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
             assert await numbers(planner, table.metadata, on_day(2)) == list(range(20, 30))
 
 
 async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t")
+    table, manifests = create_filled_table(tmp_path / "t")
     options = {
         "plan_disk_bytes": 8 << 20,
         "plan_memory_bytes": 1 << 20,
@@ -422,7 +424,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
     }
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
-        async with planning(tmp_path, **options) as planner:
+        async with open_test_planner(tmp_path, **options) as planner:
             planner._views.budget_bytes = 0
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
@@ -430,15 +432,15 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"
-        async with planning(tmp_path, **options) as planner:
+        async with open_test_planner(tmp_path, **options) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
         decoded = len(manifests)
         async with asyncio.timeout(60):
             while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
-                async with planning(tmp_path, **options) as planner:
+                async with open_test_planner(tmp_path, **options) as planner:
                     assert await numbers(planner, table.metadata) == list(range(40))
                     decoded = planner.stats().decoded
         await disk.make_read_only()
         for _ in range(2):
-            async with planning(tmp_path, **options) as planner:
+            async with open_test_planner(tmp_path, **options) as planner:
                 assert await numbers(planner, table.metadata) == list(range(40))

@@ -38,7 +38,7 @@ KEY_KINDS = ("int", "int", "long", "string", "date", "decimal(9, 2)", "decimal(2
 KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time", "decimal(30, 2)")
 ALIKE = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
 ALIKE["decimal(30, 2)"] = "decimal(20, 2)"
-ASKED_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean")
+PREDICATE_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean")
 """Types of columns that have predicates."""
 
 
@@ -51,7 +51,7 @@ def seeds(chosen: range) -> Iterator[int]:
 
 
 @dataclass
-class Drawn:
+class RandomTable:
     """A random table with the columns of its rows and its references to other tables."""
 
     table: StarTable
@@ -59,7 +59,7 @@ class Drawn:
     key: str
     key_kinds: tuple[str, ...]
     """The types of the key, in the order of schemas; the last type is the current one."""
-    leads: dict[str, Drawn] = field(default_factory=dict)
+    leads: dict[str, RandomTable] = field(default_factory=dict)
     """The tables to whose keys this table's columns refer, by column."""
     also: dict[str, str] = field(default_factory=dict)
     """The columns that refer, together with another column, to a second column `also` of the same table."""
@@ -76,7 +76,7 @@ def literal(kind: str, value: Any) -> tuple[str, str]:
     return repr(value), f"CAST('{value!r}' AS DOUBLE)" if kind == "double" else repr(value)
 
 
-def predicate(rng: random.Random, drawn: Drawn, depth: int = 0) -> tuple[str, str]:
+def predicate(rng: random.Random, drawn: RandomTable, depth: int = 0) -> tuple[str, str]:
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
         (one, its), (two, other) = predicate(rng, drawn, depth + 1), predicate(rng, drawn, depth + 1)
@@ -85,27 +85,30 @@ def predicate(rng: random.Random, drawn: Drawn, depth: int = 0) -> tuple[str, st
     if depth < 2 and rng.random() < 0.15:
         one, its = predicate(rng, drawn, depth + 1)
         return f"NOT {one}", f"NOT {its}"
-    column = rng.choice([column for column in drawn.table.columns if column.kind in ASKED_KINDS])
+    column = rng.choice([column for column in drawn.table.columns if column.kind in PREDICATE_KINDS])
     name, shape = column.name, rng.random()
     if shape < 0.15:
         text = f"({name} IS {rng.choice(['', 'NOT '])}NULL)"
         return text, text
-    values = [literal(column.kind, item) for item in rng.choices(_telling(drawn.pools[name]), k=rng.choice([2, 3, 9]))]
+    values = [
+        literal(column.kind, item)
+        for item in rng.choices(_unambiguous_values(drawn.pools[name]), k=rng.choice([2, 3, 9]))
+    ]
     if shape < 0.4 or column.kind == "boolean":
-        return _both(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
+        return _and_text(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
     if shape < 0.65:
         text = f"({name} {rng.choice(['', 'NOT '])}IN (%s))"
         return text % ", ".join(one for one, _ in values), text % ", ".join(its for _, its in values)
     if shape < 0.75 and column.kind == "string" and "_" not in values[0][0] and "%" not in values[0][0]:
         return f"({name} LIKE {values[0][0][:-1]}%')", f"starts_with({name}, {values[0][1]})"
-    return _both(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
+    return _and_text(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
 
 
-def _both(text: str, value: tuple[str, str]) -> tuple[str, str]:
+def _and_text(text: str, value: tuple[str, str]) -> tuple[str, str]:
     return text % value[0], text % value[1]
 
 
-def _telling(values: Sequence[Any]) -> list[Any]:
+def _unambiguous_values(values: Sequence[Any]) -> list[Any]:
     """Return the values without those on which clients differ and those that SQL cannot express."""
     kept_values = [
         value
@@ -120,18 +123,20 @@ def _telling(values: Sequence[Any]) -> list[Any]:
     return short or actual or [kept_values[0] if kept_values else values[0]]
 
 
-async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Drawn], *, fact: bool) -> Drawn:
+async def draw_table(
+    rng: random.Random, api: Api, name: str, leads: Sequence[RandomTable], *, fact: bool
+) -> RandomTable:
     version = rng.choice([2, 3])
     key_kind = rng.choice(KEY_KINDS)
     starts_as = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
     kinds = {"k": starts_as, "also": rng.choice(KEY_KINDS)}
-    kinds |= {f"c{number}": rng.choice(ASKED_KINDS) for number in range(rng.choice([1, 2, 3]))}
+    kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
     pools = {column: pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
-    drawn = Drawn(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
+    drawn = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
         kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
-        pools[lead] = _fitting(kinds[lead], other.pools["k"]) + pool(rng, kinds[lead], 4)
+        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + pool(rng, kinds[lead], 4)
         drawn.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
@@ -147,9 +152,9 @@ async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Dr
     if starts_as != key_kind or rng.random() < 0.5:
         await drawn.table.commit(files)
         fresh = [Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns]
-        kind = rng.choice(ASKED_KINDS)
+        kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = pool(rng, kind, 5)
-        default = rng.choice(_telling(pools["new"])) if version == 3 and rng.random() < 0.7 else None
+        default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         said = None if default is None else default_json(kind, default)
         await drawn.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, said)])
         for rows in drawn.table.rows.values():
@@ -160,7 +165,7 @@ async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Dr
     return drawn
 
 
-def _fitting(kind: str, values: Sequence[Any]) -> list[Any]:
+def _values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
     if kind == "int":
         return [value for value in values if abs(value) < 2**31]
     if kind in ("decimal(9, 2)", "decimal(20, 2)"):
@@ -168,7 +173,7 @@ def _fitting(kind: str, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _files(rng: random.Random, drawn: Drawn, count: int) -> list[DataFile]:
+def _files(rng: random.Random, drawn: RandomTable, count: int) -> list[DataFile]:
     results = []
     for _ in range(count):
         nulls = rng.choice([0.0, 0.05, 0.3, 1.0])
@@ -181,14 +186,14 @@ def _files(rng: random.Random, drawn: Drawn, count: int) -> list[DataFile]:
     return results
 
 
-def _row(rng: random.Random, drawn: Drawn, nulls: float) -> Row:
+def _row(rng: random.Random, drawn: RandomTable, nulls: float) -> Row:
     return {
         column.name: None if rng.random() < nulls else rng.choice(drawn.pools[column.name])
         for column in drawn.table.columns
     }
 
 
-async def delete_some(rng: random.Random, drawn: Drawn) -> None:
+async def delete_some(rng: random.Random, drawn: RandomTable) -> None:
     table = drawn.table
     if table.version > 2 or not table.data:
         return
@@ -200,7 +205,7 @@ async def delete_some(rng: random.Random, drawn: Drawn) -> None:
     await table.commit(deletes=position_deletes)
 
 
-def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
+def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: RandomTable) -> None:
     """Insert the live rows with the numbers of their files.
 
     Text and bytes are hexadecimal, which keeps their order; times and decimals are integers.
@@ -230,7 +235,9 @@ def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, {"boolean": pa.bool_(), "double": pa.float64()}.get(name, pa.int64()))
 
 
-def draw_joins(rng: random.Random, drawn: Drawn, counts: Counter[str]) -> tuple[list[dict[str, Any]], list[str], bool]:
+def draw_joins(
+    rng: random.Random, drawn: RandomTable, counts: Counter[str]
+) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
     asked, told, exact = [], [], True
     for lead, other in drawn.leads.items():
@@ -263,7 +270,7 @@ def draw_joins(rng: random.Random, drawn: Drawn, counts: Counter[str]) -> tuple[
     return asked, told, exact
 
 
-def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, Any]]], str, bool]:
+def draw_likes(rng: random.Random, drawn: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
     """Return LIKE predicates on the table's texts, DuckDB's form of them, and whether a plan is exact."""
     texts = [column.name for column in drawn.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []

@@ -47,7 +47,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
             ours = lake.applicable(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in ours if lake.removed(delete, file)}
+            hitting = {delete.name for delete in ours if lake.removed_positions(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert hitting <= deletes, f"seed {lake.seed} {file.path}"
             counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
@@ -76,8 +76,8 @@ def judge_java(case: Case, answer: Planned) -> Counter[str]:
         return Counter(["refused"])
     trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
-        expected = case.matching(file, case.filter, ORDERED)
-        assert expected == case.matching(file, case.java_filter, ORDERED), f"two forms, two meanings: {case}"
+        expected = case.match_rows(file, case.filter, ORDERED)
+        assert expected == case.match_rows(file, case.java_filter, ORDERED), f"two forms, two meanings: {case}"
         counts["dropped" if file.path not in answer.tasks else "kept"] += 1
         if not trusted:
             continue
@@ -87,7 +87,7 @@ def judge_java(case: Case, answer: Planned) -> Counter[str]:
         if any(value is None or value != value for value in file.partition):
             continue  # Java's residuals treat null as the least value, and NaN as the greatest.
         residual = answer.tasks[file.path].residual
-        assert case.matching(file, residual, ORDERED) == expected, f"residual {residual} of {file.path}: {case}"
+        assert case.match_rows(file, residual, ORDERED) == expected, f"residual {residual} of {file.path}: {case}"
     return counts
 
 

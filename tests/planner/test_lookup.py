@@ -54,7 +54,7 @@ from tests.seeds import examples
 
 
 @asynccontextmanager
-async def a_planner(folder: Path) -> AsyncIterator[Planner]:
+async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
@@ -78,14 +78,14 @@ def paths(found_files: FoundFiles) -> list[str]:
 # Prefixes
 
 
-def alike(left: Any, right: Any) -> bool:
+def is_equal(left: Any, right: Any) -> bool:
     """Return whether two partition values are equal; NaN equals NaN."""
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return left is right if left is None or right is None else left == right
 
 
-def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
+def random_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
     """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
@@ -94,18 +94,20 @@ def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -
     return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
 
 
-def expected(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
+def find_files_of_partition(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
     ids = {name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in wanted}
     results = []
     for file in files:
         fields = lake.specs[file.spec_id]
         at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in wanted}
-        if all(at[name] is not None and alike(file.partition[at[name] or 0], value) for name, value in wanted.items()):
+        if all(
+            at[name] is not None and is_equal(file.partition[at[name] or 0], value) for name, value in wanted.items()
+        ):
             results.append(file.path)
     return results
 
 
-def written(lake: Lake, wanted: dict[str, Any]) -> str:
+def prefix_json(lake: Lake, wanted: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
     document: dict[str, Any] = {}
     for name, value in wanted.items():
@@ -128,11 +130,11 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
         ):
             assert paths(lookup(of)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                wanted = drawn_prefix(rng, lake, files)
-                text = written(lake, wanted)
+                wanted = random_prefix(rng, lake, files)
+                text = prefix_json(lake, wanted)
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
                 lookup_result = lookup(of, parse_prefix(text, metadata))
-                assert paths(lookup_result) == expected(lake, wanted, files), context
+                assert paths(lookup_result) == find_files_of_partition(lake, wanted, files), context
                 assert paths(files_at(of, lookup_result.entry_ids())) == paths(lookup_result), context
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
@@ -140,7 +142,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
     seen, count = Counter[str](), examples(60, 20)
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(count):
             await judge_prefixes(seed, tmp_path, planner, seen)
     assert seen["prefixes"] > 8 * count
@@ -150,7 +152,7 @@ async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_pa
 @pytest.mark.slow
 async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(1000, 1600):
             await judge_prefixes(seed, tmp_path, planner, counts)
 
@@ -191,13 +193,13 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
                 block, row = view.locate(int(lookup_result.entry_ids()[at]))
                 for side, bounds in sides.items():
                     bound = block.bound(side, column.id, row)
-                    assert alike(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
+                    assert is_equal(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
                     seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
 async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(100, 100 + examples(60, 20)):
             await judge_stats(seed, tmp_path, planner, counts)
     for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
@@ -205,7 +207,7 @@ async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> N
 
 
 async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(10):
             lake = random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
@@ -220,7 +222,7 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         for seed in range(200, 200 + examples(40, 12)):
             lake = random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await views(lake, planner):
@@ -266,7 +268,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
     return TableView(decode_manifest_list(listing, "file:///list"), blocks)
 
 
-def of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
+def metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
     """Return metadata partitioned by identity of the one column, which now has this type."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
@@ -287,7 +289,7 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
     view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted is None else wanted * day_us})
-    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, "timestamp")))
+    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, "timestamp")))
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
     assert paths(lookup_result) == expected
@@ -313,7 +315,7 @@ def test_promoted_partition_value_equals_the_original_value(
     other = values[0] + 3
     view = a_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    lookup_result = lookup(view, parse_prefix(text, of_one_column(metadata, kinds[1])))
+    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, kinds[1])))
     assert paths(lookup_result) == ["0-0", "1-1"]
 
 

@@ -26,7 +26,7 @@ from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.lakes.kinds import to_bytes
-from tests.planner.lakes.tables import Table, numbers, planning
+from tests.planner.lakes.tables import Table, numbers, open_test_planner
 from tests.seeds import examples
 
 KINDS = dict(enumerate(VALUES, start=1000))
@@ -127,7 +127,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         assert result == (bool(there) and allowed()), op
 
 
-def of(kind: str, op: Op, *values: Any) -> Bound:
+def bound_predicate(kind: str, op: Op, *values: Any) -> Bound:
     return Bound(op, 1000, "p", kind, "identity", kind, values)
 
 
@@ -138,10 +138,10 @@ ALL_NULL = FieldSummary(True, None, None, None)
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ, Op.IN, Op.NOT_NULL, Op.STARTS_WITH])
 def test_manifest_of_nulls_is_kept_only_if_null_satisfies_the_filter(op: Op) -> None:
     values = {Op.NOT_NULL: (), Op.IN: ("a", "b")}.get(op, ("a",))
-    assert not is_needed(of("string", op, *values), ALL_NULL)
-    assert is_needed(of("string", Op.IS_NULL), ALL_NULL)
-    assert is_needed(of("string", Op.NOT_EQ, "a"), ALL_NULL)
-    assert not is_needed(of("string", Op.IS_NULL), FieldSummary(False, None, b"a", b"b"))
+    assert not is_needed(bound_predicate("string", op, *values), ALL_NULL)
+    assert is_needed(bound_predicate("string", Op.IS_NULL), ALL_NULL)
+    assert is_needed(bound_predicate("string", Op.NOT_EQ, "a"), ALL_NULL)
+    assert not is_needed(bound_predicate("string", Op.IS_NULL), FieldSummary(False, None, b"a", b"b"))
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_unreadable_bounds_prune_nothing(
 ) -> None:
     """This includes bounds beside nulls: existing bounds mean that a value exists."""
     for contains_null in (True, False, None):
-        assert is_needed(of(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
+        assert is_needed(bound_predicate(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
-    never = of("string", Op.EQ, "zzz")
+    never = bound_predicate("string", Op.EQ, "zzz")
     actual = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(actual, spec_id=4), manifest(actual)]
     assert ManifestSummaries(listed).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
@@ -221,7 +221,7 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(manifests, "key_of", counted)
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
-    query = of("long", Op.IN, *range(1, 1000, 4))
+    query = bound_predicate("long", Op.IN, *range(1, 1000, 4))
     result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
     assert result == [low for low in range(200) if low % 4 in (0, 1)]
     assert made == len(query.values) + 2 * len(listed_manifests)
@@ -239,7 +239,7 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
     monkeypatch.setattr(ManifestSummaries, "find_needed", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
-    async with planning(tmp_path) as opened:
+    async with open_test_planner(tmp_path) as opened:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}
             assert await numbers(opened, table.metadata, filter_json) == [day for day in range(4) if day in days]

@@ -87,7 +87,7 @@ def matches(bound: Bound, value: Any, *, java: bool) -> bool:
     raise AssertionError(op)
 
 
-def asked(kind: str) -> list[Bound]:
+def predicates_of_kind(kind: str) -> list[Bound]:
     literals = [value for value in VALUES[kind] if value == value and value not in (math.inf, -math.inf)]
     predicates = [predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
     if kind in ("float", "double"):
@@ -104,7 +104,7 @@ def asked(kind: str) -> list[Bound]:
     return predicates
 
 
-def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
+def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
     if value is None:
         return ranges.nulls
     if isinstance(value, float) and math.isnan(value):
@@ -114,7 +114,7 @@ def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
-    for bound in asked(kind):
+    for bound in predicates_of_kind(kind):
         for value in (*VALUES[kind], None):
             java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
             expected = {
@@ -125,7 +125,7 @@ def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> N
             for semantics, answer in expected.items():
                 ranges = key_ranges(bound, kind, semantics)
                 assert ranges is not None
-                assert said(ranges, kind, value) == answer, (bound, value, semantics, ranges)
+                assert is_in_ranges(ranges, kind, value) == answer, (bound, value, semantics, ranges)
 
 
 @pytest.mark.parametrize("op", ORDERED)

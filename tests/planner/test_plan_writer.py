@@ -29,7 +29,7 @@ from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.entries import Record, assert_same, entries, listed, whole
+from tests.planner.lakes.entries import Record, assert_same, entries, read_data_files, read_manifest_list
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
@@ -68,7 +68,7 @@ class Tables:
         return kept, made, {block.text("file_path", row) or "" for block, row in located}
 
 
-async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
+async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
     """Check a case; return the location of the plan table's metadata, the kept files, and the situations that
     occurred.
     """
@@ -82,7 +82,7 @@ async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str
     assert {**snapshot, "manifest-list": None} == {**known_json, "manifest-list": None}, note
     assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
     assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
-    was, now = listed(known_json["manifest-list"]), listed(snapshot["manifest-list"])
+    was, now = read_manifest_list(known_json["manifest-list"]), read_manifest_list(snapshot["manifest-list"])
     deletes = [row for row in was if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
     same = {row["path"]: row for row in was}
@@ -90,7 +90,7 @@ async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str
     for row in now:
         assert row["path"] not in same or row == same[row["path"]], note
     assert len(fresh) == len({row["spec_id"] for row in fresh}), note
-    originals, found = whole(was, case.lake.version), whole(now, case.lake.version)
+    originals, found = read_data_files(was, case.lake.version), read_data_files(now, case.lake.version)
     assert found.keys() == paths, note
     for path, entry in found.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
@@ -140,12 +140,12 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
         tables = Tables(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
         for seed in chosen:
             random_cases = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
-            results = [await judged(tables, case) for case in random_cases]
+            results = [await check_case(tables, case) for case in random_cases]
             queries = []
             for case, (at, _, told) in zip(random_cases, results, strict=True):
                 counts += told
-                request = asking(case.java_request(), snapshot_id=case.snapshot.id)
-                queries += [request, asking(request, metadata=at)]
+                request = with_plan_options(case.java_request(), snapshot_id=case.snapshot.id)
+                queries += [request, with_plan_options(request, metadata=at)]
             answers = java.plan(queries)
             for case, (_, paths, _), table, plan in zip(
                 random_cases, results, answers[::2], answers[1::2], strict=True
@@ -154,7 +154,7 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
     return counts
 
 
-def asking(request: PlanRequest, **options: Any) -> PlanRequest:
+def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
     return PlanRequest(**{**request.__dict__, **options})
 
 
@@ -200,7 +200,7 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
     planned = 0
     for case in some_cases(tmp_path, 1):
         metadata = metadata_of(case)
-        paths = tuple(row["path"] for row in listed(case.snapshot.json["manifest-list"]))
+        paths = tuple(row["path"] for row in read_manifest_list(case.snapshot.json["manifest-list"]))
         snapshots = tuple(
             msgspec.structs.replace(snapshot, manifest_list=None, manifests=paths)
             if snapshot.snapshot_id == case.snapshot.id
@@ -212,9 +212,9 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         (snapshot,) = made.metadata.snapshots
         assert snapshot.manifests is None
         assert snapshot.manifest_list is not None
-        result = whole(listed(snapshot.manifest_list), 1)
+        result = read_data_files(read_manifest_list(snapshot.manifest_list), 1)
         assert result.keys() == expected
-        originals = whole(listed(case.snapshot.json["manifest-list"]), 1)
+        originals = read_data_files(read_manifest_list(case.snapshot.json["manifest-list"]), 1)
         for path, entry in result.items():
             assert_same(entry, originals[path], f"{path}\n{case}")
         planned += len(expected)
@@ -230,10 +230,10 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
         (snapshot,) = made.metadata.snapshots
         assert snapshot.first_row_id is None
         assert snapshot.manifest_list is not None
-        result = whole(listed(snapshot.manifest_list), 2)
+        result = read_data_files(read_manifest_list(snapshot.manifest_list), 2)
         assert result.keys() == expected
         assert all(entry["first_row_id"] is None for entry in result.values())
-        assert all(row["first_row_id"] is None for row in listed(snapshot.manifest_list))
+        assert all(row["first_row_id"] is None for row in read_manifest_list(snapshot.manifest_list))
         planned += kept.entries
     assert planned > 5
 

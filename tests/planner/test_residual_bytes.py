@@ -38,9 +38,9 @@ def values(name: str, rng: random.Random, count: int) -> list[Any]:
     return [draw[name]() for _ in range(count)]
 
 
-def drawn(rng: random.Random, depth: int = 0) -> Any:
+def random_expression(rng: random.Random, depth: int = 0) -> Any:
     if depth < 3 and rng.random() < 0.4:
-        sides = {"left": drawn(rng, depth + 1), "right": drawn(rng, depth + 1)}
+        sides = {"left": random_expression(rng, depth + 1), "right": random_expression(rng, depth + 1)}
         return {"type": rng.choice(["and", "or"]), **sides}
     name = rng.choice(["c1", "c2", "c13"])
     op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
@@ -54,7 +54,7 @@ def drawn(rng: random.Random, depth: int = 0) -> Any:
 def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):
-        where = drawn(rng)
+        where = random_expression(rng)
         bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
         if not predicates_of(bound):
             continue
@@ -73,7 +73,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
             assert wide(row) or not strict(row)
 
 
-def answered(
+def answer_of_plan(
     files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
 ) -> Any:
     entries = [a_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
@@ -83,13 +83,13 @@ def answered(
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
 
-def listed(count: int) -> dict[str, Any]:
+def in_filter(count: int) -> dict[str, Any]:
     return {"type": "in", "term": "c1", "values": list(range(1, count + 1))}
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
-    tasks, size = answered(500, listed(20_000), dialect)
+    tasks, size = answer_of_plan(500, in_filter(20_000), dialect)
     assert size < BUDGET
     residuals = [task.get("residual-filter") for task in tasks]
     span = {
@@ -102,8 +102,8 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
-    for files, where in ((5, listed(20_000)), (500, listed(100))):
-        tasks, _ = answered(files, where, dialect)
+    for files, where in ((5, in_filter(20_000)), (500, in_filter(100))):
+        tasks, _ = answer_of_plan(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
 
@@ -114,32 +114,32 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
     filter_json: Any = {"type": "eq", "term": "c1", "value": -1}
     for term in terms:
         filter_json = {"type": "or", "left": filter_json, "right": term}
-    tasks, size = answered(500, filter_json, dialect, spec=spec)
+    tasks, size = answer_of_plan(500, filter_json, dialect, spec=spec)
     assert size < BUDGET
     assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
 
 
 def test_long_value_does_not_lengthen_a_required_residual() -> None:
-    tasks, _ = answered(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
+    tasks, _ = answer_of_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
-    tasks, _ = answered(500, listed(20_000), dialect, exact=True)
-    assert [task["residual-filter"] for task in tasks] == [listed(20_000)] * 500
+    tasks, _ = answer_of_plan(500, in_filter(20_000), dialect, exact=True)
+    assert [task["residual-filter"] for task in tasks] == [in_filter(20_000)] * 500
 
 
 @pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
 def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
     table = metadata((), kinds={1: "long"})
-    plan = scan(table, [block([a_file("f")], 0)], where=listed(count))
+    plan = scan(table, [block([a_file("f")], 0)], where=in_filter(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
     most = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
     if most is not None:
-        _, size = answered(most, listed(count), JAVA, exact=True)
-        whole = len(json.dumps(listed(count), separators=(",", ":")))
+        _, size = answer_of_plan(most, in_filter(count), JAVA, exact=True)
+        whole = len(json.dumps(in_filter(count), separators=(",", ":")))
         assert most == 1 or most * whole <= BUDGET < (most + 1) * whole
         assert size < max(BUDGET, whole) + most * 1000
     assert (most is None) is (count <= 100)
@@ -152,7 +152,7 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     filter.
     """
     named_metadata = metadata((), kinds={1: "long"})
-    plan = scan(named_metadata, [block([a_file("f")], 0)], where=listed(3))
+    plan = scan(named_metadata, [block([a_file("f")], 0)], where=in_filter(3))
     [field] = named_metadata.current_schema.fields
     renamed = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
     plan.metadata = replace(named_metadata, schemas=(renamed,))
@@ -160,7 +160,7 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     for dialect in (STANDARD, JAVA, PYICEBERG):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")
         results[dialect] = task.get("residual-filter")
-    assert results == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
+    assert results == {STANDARD: None, JAVA: True, PYICEBERG: in_filter(3)}
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:

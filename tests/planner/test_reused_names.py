@@ -27,8 +27,8 @@ NAMES = ("f", "g", "h")
 Column = dict[str, Any]
 
 
-def evolved(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """Return one schema change: reuse a name with another type, swap two names, or widen a type."""
+def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
+    """Return the columns after a schema change: a name reused with another type, two swapped names, or a wider type."""
     results = [dict(column) for column in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
     one, other = rng.sample(results, 2)
@@ -126,7 +126,7 @@ def _check_reused_names(seed: int) -> None:
     ]
     last_id = 2
     for _ in range(rng.randint(1, 4)):
-        columns, last_id = evolved(rng, schemas[-1], last_id)
+        columns, last_id = evolve_columns(rng, schemas[-1], last_id)
         schemas.append(columns)
     metadata = table(schemas, last_id)
     context = f"seed {seed}: {schemas}"

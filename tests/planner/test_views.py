@@ -33,14 +33,14 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.manifests import Manifest
-from tests.planner.lakes.tables import Table, Watched, between, numbers, numbers_of, on_day, planning
+from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers, numbers_of, on_day, open_test_planner
 from tests.server.rig import running
 from tests.waits import until
 
 DAYS, PER_DAY = 8, 10
 
 
-def filled(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[Table, list[Manifest]]:
+def create_filled_table(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[Table, list[Manifest]]:
     """Return a table with a manifest for each day, of `per_day` files."""
     table = Table(folder)
     manifests = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
@@ -53,14 +53,14 @@ async def plan(planner: Planner, table: Table, filter: Any = True, **request: An
 
 
 async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    watcheds: list[Watched] = []
+    table, _ = create_filled_table(tmp_path / "t")
+    watcheds: list[RecordingObjects] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(Watched(inner))
+        watcheds.append(RecordingObjects(inner))
         return watcheds[0]
 
-    async with planning(tmp_path, wrap) as planner:
+    async with open_test_planner(tmp_path, wrap) as planner:
         expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
         results = await asyncio.gather(
             *(numbers(planner, table.metadata, between(low, high)) for low, high in expected),
@@ -76,8 +76,8 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
 
 
 async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path) -> None:
-    table, manifests = filled(tmp_path / "t")
-    async with planning(tmp_path) as planner:
+    table, manifests = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(80))
         assert planner.stats().decoded == DAYS
         for snapshot_id in range(2, 6):
@@ -102,8 +102,8 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
 async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_and_numbers_rows_alike(
     tmp_path: Path,
 ) -> None:
-    table, _ = filled(tmp_path / "t")
-    async with planning(tmp_path) as part, planning(tmp_path) as full:
+    table, _ = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
         everything = await plan(full, table)
         for done, day in enumerate((6, 2, 5), start=1):
             of_part, of_full = await plan(part, table, on_day(day)), await plan(full, table, on_day(day))
@@ -121,8 +121,8 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
 
 
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    async with planning(tmp_path) as planner:
+    table, _ = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path) as planner:
         first = await plan(planner, table, between(3, 44))
         plan_result = await plan(planner, table, between(3, 44))
         assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
@@ -134,14 +134,14 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
 async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
-    table, _ = filled(tmp_path / "t")
-    watcheds: list[Watched] = []
+    table, _ = create_filled_table(tmp_path / "t")
+    watcheds: list[RecordingObjects] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(Watched(inner))
+        watcheds.append(RecordingObjects(inner))
         return watcheds[0]
 
-    async with planning(tmp_path, wrap) as planner:
+    async with open_test_planner(tmp_path, wrap) as planner:
         storage = watcheds[0]
         storage.hold = reading
         waiting = [asyncio.create_task(numbers(planner, table.metadata, between(n, n + 1))) for n in range(6)]
@@ -160,14 +160,14 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
 
 
 async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    watcheds: list[Watched] = []
+    table, _ = create_filled_table(tmp_path / "t")
+    watcheds: list[RecordingObjects] = []
 
     def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(Watched(inner))
+        watcheds.append(RecordingObjects(inner))
         return watcheds[0]
 
-    async with planning(tmp_path, wrap) as planner:
+    async with open_test_planner(tmp_path, wrap) as planner:
         watcheds[0].hold = "m3.avro"
         waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
         await until(lambda: watcheds[0].held)
@@ -195,7 +195,7 @@ def blocks_alive(folder: Path) -> list[Block]:
 async def sizes(folder: Path, tables: list[Table]) -> list[int]:
     """Return the bytes of each table's blocks."""
     results = []
-    async with planning(folder) as planner:
+    async with open_test_planner(folder) as planner:
         for table in tables:
             scan = await plan(planner, table)
             results.append(sum(block.size_bytes for block in scan.view.blocks))
@@ -205,11 +205,11 @@ async def sizes(folder: Path, tables: list[Table]) -> list[int]:
 
 
 async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
-    tables = [filled(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
+    tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     expected = await sizes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3
     rng, decoded = random.Random(4), 0
-    async with planning(tmp_path, plan_memory_bytes=budget) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for turn in range(60):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
@@ -227,8 +227,8 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
 
 
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
-    tables = [filled(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
-    async with planning(tmp_path) as planner:
+    tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
+    async with open_test_planner(tmp_path) as planner:
         held = [await plan(planner, table, between(1, 25)) for table in tables]
         alive = blocks_alive(tmp_path)
         assert len(alive) == planner.stats().blocks == 9
@@ -245,7 +245,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
 
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
-    tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
+    tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
     expected = await sizes(tmp_path, tables)
     rng = random.Random(5)
 
@@ -257,7 +257,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
             assert kept_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
-    async with planning(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
         await planned(planner, "a", [0, 1])
         for _ in range(3):
             await planned(planner, "b", list(range(2, 12)))
@@ -269,7 +269,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
 
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reader can have tens of thousands of views of parts of one table."""
-    table, _ = filled(tmp_path / "t", days=12, per_day=2)
+    table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
     looked: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
 
@@ -278,7 +278,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         return str(holder.__get__(cached))
 
     monkeypatch.setattr(CachedView, "holder", property(watched, lambda cached, name: holder.__set__(cached, name)))
-    async with planning(tmp_path, plan_memory_bytes=4_000_000) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await numbers(planner, table.metadata, on_day(0))
         counts, evicted = [], 0
@@ -302,9 +302,9 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 
 
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
-    tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
+    tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
     expected = await sizes(tmp_path, tables)
-    async with planning(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
         for _ in range(2):
             for who, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(who):
@@ -313,8 +313,8 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
 
 
 async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    async with planning(tmp_path, plan_memory_bytes=1) as planner:
+    table, _ = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path, plan_memory_bytes=1) as planner:
         for _ in range(3):
             assert await numbers(planner, table.metadata, between(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
@@ -324,13 +324,13 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 
 async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -> None:
     """A view needs memory besides its blocks; a thousand snapshots of one table must not accumulate without limit."""
-    table, manifests = filled(tmp_path / "t", days=40, per_day=2)
+    table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
     blocks = (await sizes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
         table.commit(snapshot_id, manifests)
     metadata = table.metadata
     budget = blocks + (1 << 20)
-    async with planning(tmp_path, plan_memory_bytes=budget) as planner:
+    async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
             assert await numbers(planner, metadata, between(7, 9), **request) == [7, 8, 9]
@@ -340,8 +340,8 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
 
 
 async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    async with planning(tmp_path) as planner:
+    table, _ = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path) as planner:
         scan = await plan(planner, table, between(1, 2))
         assert table.metadata.snapshots
         assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
@@ -349,7 +349,7 @@ async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t", days=1, per_day=8000)
+    table, _ = create_filled_table(tmp_path / "t", days=1, per_day=8000)
     process = psutil.Process()
 
     def mappings() -> int:
@@ -362,7 +362,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
         return process.num_fds(), names, mappings()
 
     async def cycle() -> int:
-        async with planning(tmp_path, plan_disk_bytes=64 << 20) as planner:
+        async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
             scan = await plan(planner, table, between(10, 20))
             assert numbers_of(scan) == list(range(10, 21))
             assert planner.stats().decoded in (0, 1)
@@ -382,8 +382,8 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
 
 async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cached(tmp_path: Path) -> None:
-    table, _ = filled(tmp_path / "t")
-    async with planning(tmp_path, plan_time_budget_s=0) as planner:
+    table, _ = create_filled_table(tmp_path / "t")
+    async with open_test_planner(tmp_path, plan_time_budget_s=0) as planner:
         for _ in range(2):
             scan = await plan(planner, table, between(33, 35))
             assert set(numbers_of(scan)) >= {33, 34, 35}
@@ -430,8 +430,8 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     table = Table(tmp_path / "t")
     manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)
-    small, _ = filled(tmp_path / "small")
-    async with planning(tmp_path) as planner:
+    small, _ = create_filled_table(tmp_path / "small")
+    async with open_test_planner(tmp_path) as planner:
         for _ in range(2):  # This loads modules and objects that are created only once.
             await numbers(planner, small.metadata, between(1, 5))
         metadata = table.metadata

@@ -44,8 +44,8 @@ from seamark.metaserver.planner.plan.manifest_lists import ManifestLists
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
-from tests.planner.lakes.indexing import built
-from tests.planner.lakes.tables import Table, path_of, planning
+from tests.planner.lakes.indexing import build_part
+from tests.planner.lakes.tables import Table, open_test_planner, path_of
 from tests.server.test_memory_account import table_json
 
 Fill = Callable[[], Awaitable[object]]
@@ -73,7 +73,7 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
     manifests = [table.manifest(f"m{number}", [number]) for number in range(40)]
     for snapshot in range(1, 9):
         table.commit(snapshot, manifests * 10)
-    async with planning(folder) as planner:
+    async with open_test_planner(folder) as planner:
 
         async def fill() -> object:
             lists = ManifestLists(planner._blocks, 64 * MIB)
@@ -180,7 +180,9 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
         for file in range(files):
             values = np.random.default_rng(files * number + file).integers(0, 10 * keys, keys)
             path = f"s3://bucket/warehouse/db/table/data/{number}-{file:05d}.parquet"
-            entries.append((DataFile(path, 1000 + file, keys), built(definition, [keys_of(pa.array(values), "long")])))
+            entries.append(
+                (DataFile(path, 1000 + file, keys), build_part(definition, [keys_of(pa.array(values), "long")]))
+            )
         parts = encode_index_file(
             metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
         )

@@ -108,7 +108,7 @@ class ForkServer:
 def enable() -> None:
     """Let `fork` fork from now on.
 
-    Called once, after all imports of test modules and before any test changes the environment.
+    The function is called once, after all test modules were imported and before a test changes the environment.
     """
     global _environment
     _environment = dict(os.environ)

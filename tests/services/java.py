@@ -39,7 +39,7 @@ def java_17() -> str:
     return java
 
 
-def compiled(source: Path, classpath: Sequence[str]) -> Path:
+def compile_java(source: Path, classpath: Sequence[str]) -> Path:
     """Return the folder with the classes of `source`, compiled again if the source or the first jar has changed.
 
     Two concurrent compilations both succeed.

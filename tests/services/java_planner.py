@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pyspark
 
-from tests.services.java import SHORT_LIVED, compiled, java_17
+from tests.services.java import SHORT_LIVED, compile_java, java_17
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).with_name("JavaPlanner.java")
@@ -88,7 +88,7 @@ class JavaPlanner:
             line = stdout.readline()
             if not line:
                 raise ServiceFailed(f"Java's planner ended\n{self._log.read_text(errors='replace')[-4000:]}")
-            answers.append(_planned(json.loads(line)))
+            answers.append(_parse_plan(json.loads(line)))
         sender.join()
         return answers
 
@@ -100,7 +100,7 @@ def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
     stdin.flush()
 
 
-def _planned(answer: dict[str, Any]) -> Planned:
+def _parse_plan(answer: dict[str, Any]) -> Planned:
     if "error" in answer:
         return Planned({}, answer["error"])
     tasks = [PlannedTask(t["path"], frozenset(t["deletes"]), t["residual"]) for t in answer["tasks"]]
@@ -111,7 +111,7 @@ def _planned(answer: dict[str, Any]) -> Planned:
 def java_planner(log: Path) -> Iterator[JavaPlanner]:
     """Compile the planner if necessary, start the JVM, and end it by closing its input."""
     classpath = _classpath()
-    classes = compiled(SOURCE, classpath)
+    classes = compile_java(SOURCE, classpath)
     argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
     with log.open("ab") as err:

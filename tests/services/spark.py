@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.engines import catalog_conf
 from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
-from tests.services.java import SHORT_LIVED, compiled, java_17
+from tests.services.java import SHORT_LIVED, compile_java, java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -43,7 +43,7 @@ pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
 def local_files() -> dict[str, str]:
     """Return settings with which Spark starts no process for each local file that it creates."""
     hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
-    classes = compiled(_LOCAL_FILES, [str(hadoop[-1])])
+    classes = compile_java(_LOCAL_FILES, [str(hadoop[-1])])
     return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
 
 

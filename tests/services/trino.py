@@ -100,7 +100,7 @@ def _plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
     return plugins
 
 
-def _spooling(folder: Path) -> dict[str, str]:
+def _write_spooling(folder: Path) -> dict[str, str]:
     """Write the configuration of spooling, which Trino reads only from its own folder."""
     segments = folder / "segments"
     segments.mkdir()
@@ -173,7 +173,7 @@ def trino_server(
         "log.enable-console": "true",
         "catalog.config-dir": str(_catalogs(folder, others or {}, catalog or {}, by_name=by_name)),
         "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
-        **(_spooling(folder) if spooling else {}),
+        **(_write_spooling(folder) if spooling else {}),
     }
     if certificate:
         node |= {"http-server.https.enabled": "true", "http-server.https.port": str(https_port)}

@@ -44,7 +44,7 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
     return RegisteredIndexFile(location=f"file:///w/{name}", **options)
 
 
-def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
+def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
     """Return a replacement of files whose names are single letters."""
     options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)
@@ -85,8 +85,8 @@ class IndexFilesContract(OpenedStores):
         assert await version(indexed) == 0
         seen = [0]
         for change in (
-            replacing("ab"),
-            replacing("c", "ab"),
+            make_replacement("ab"),
+            make_replacement("c", "ab"),
             QuarantineIndexFile(UUID, "file:///w/c", "flipped", 9),
             ForgetIndexFile(UUID, "file:///w/a", 9),
         ):
@@ -97,15 +97,15 @@ class IndexFilesContract(OpenedStores):
         assert seen == sorted(set(seen))
 
     async def test_removed_file_is_superseded_with_its_time(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("ab")])
-        await indexed.transact([replacing("c", "a", now_ms=77)])
+        await indexed.transact([make_replacement("ab")])
+        await indexed.transact([make_replacement("c", "a", now_ms=77)])
         assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
         assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
 
     async def test_unused_files_are_listed_with_the_oldest_change_first(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("abc")])
+        await indexed.transact([make_replacement("abc")])
         await indexed.transact(
-            [replacing("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
+            [make_replacement("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
         )
         names = [file.location[-1] for file in await indexed.index_files_unused(21, 9)]
         assert names == ["a", "b"]
@@ -116,7 +116,7 @@ class IndexFilesContract(OpenedStores):
     async def test_tables_with_indexes_are_listed_with_all_their_names(self, indexed: GeneratorStore) -> None:
         other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
         await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
-        await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
+        await indexed.transact([make_replacement("a"), make_replacement("b", uuid="uuid-of-u")])
         indexed_tables = await indexed.list_indexed_tables(None, 9)
         assert [(entry.uuid, entry.name) for entry in indexed_tables] == [
             (UUID, "t"),
@@ -131,27 +131,27 @@ class IndexFilesContract(OpenedStores):
     async def test_replacing_a_file_that_is_not_live_is_a_conflict_without_changes(
         self, indexed: GeneratorStore
     ) -> None:
-        await indexed.transact([replacing("ab"), replacing("c", "b")])
+        await indexed.transact([make_replacement("ab"), make_replacement("c", "b")])
         before = await states(indexed), await version(indexed)
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
-                await indexed.transact([replacing("d", remove)])
+                await indexed.transact([make_replacement("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
-            await indexed.transact([replacing("d", "a", definition="another")])
+            await indexed.transact([make_replacement("d", "a", definition="another")])
         assert (await states(indexed), await version(indexed)) == before
 
     async def test_repeated_replacement_changes_nothing(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("ab")])
-        await indexed.transact([replacing("c", "ab")])
+        await indexed.transact([make_replacement("ab")])
+        await indexed.transact([make_replacement("c", "ab")])
         before = await states(indexed)
-        await indexed.transact([replacing("c", "ab")])
-        await indexed.transact([replacing("ab")])
+        await indexed.transact([make_replacement("c", "ab")])
+        await indexed.transact([make_replacement("ab")])
         assert await states(indexed) == before
 
     async def test_index_file_belongs_to_one_definition(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("a")])
+        await indexed.transact([make_replacement("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
-            await indexed.transact([replacing("ab", definition="another")])
+            await indexed.transact([make_replacement("ab", definition="another")])
         assert await states(indexed) == {"a": LIVE}
 
     async def test_only_one_of_two_replacements_of_a_file_succeeds(
@@ -159,9 +159,10 @@ class IndexFilesContract(OpenedStores):
     ) -> None:
         for step in range(10):
             merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
-            await indexed.transact([_of([merged])])
+            await indexed.transact([_replacement_of([merged])])
             results = await asyncio.gather(
-                outcome(indexed.transact([_of([left], [merged])])), outcome(other.transact([_of([right], [merged])]))
+                outcome(indexed.transact([_replacement_of([left], [merged])])),
+                outcome(other.transact([_replacement_of([right], [merged])])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
             live = {name for name, state in (await states(indexed)).items() if state is LIVE}
@@ -174,7 +175,7 @@ class IndexFilesContract(OpenedStores):
         names = [f"{number:02}" for number in range(20)]
         await asyncio.gather(
             *(
-                one.transact([_of([name]), CreateEntry(make_entry(name))])
+                one.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
                 for one, name in zip([indexed, other] * 10, names, strict=True)
             )
         )
@@ -184,13 +185,13 @@ class IndexFilesContract(OpenedStores):
         self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
-            await indexed.transact([replacing("a", uuid="nobody")])
-        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+            await indexed.transact([make_replacement("a", uuid="nobody")])
+        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
-            await indexed.transact([replacing("a")])
+            await indexed.transact([make_replacement("a")])
 
     async def test_damaged_file_is_quarantined_with_its_reason_once(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("ab"), replacing("c", "b")])
+        await indexed.transact([make_replacement("ab"), make_replacement("c", "b")])
         for reason in ("crc of blob 1", "again"):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
         await indexed.transact([QuarantineIndexFile(UUID, "file:///w/b", "superseded anyway", 50)])
@@ -202,7 +203,7 @@ class IndexFilesContract(OpenedStores):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
 
     async def test_live_index_file_is_not_forgotten(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([replacing("ab"), replacing("c", "a")])
+        await indexed.transact([make_replacement("ab"), make_replacement("c", "a")])
         with pytest.raises(CommitConflict, match="is live"):
             await indexed.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
         for _ in range(2):
@@ -210,32 +211,32 @@ class IndexFilesContract(OpenedStores):
         assert await states(indexed) == {"b": LIVE, "c": LIVE}
 
     async def test_index_files_follow_a_rename(self, indexed: GeneratorStore) -> None:
-        (told,) = await indexed.transact([replacing("a")])
+        (told,) = await indexed.transact([make_replacement("a")])
         await indexed.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
         assert await version(indexed, "u") == told
-        await indexed.transact([replacing("b")])
+        await indexed.transact([make_replacement("b")])
         assert await states(indexed) == {"a": LIVE, "b": LIVE}
 
     async def test_index_files_stay_until_a_drop_can_no_longer_be_undone(
         self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        (told,) = await indexed.transact([replacing("a")])
-        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+        (told,) = await indexed.transact([make_replacement("a")])
+        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         assert await states(indexed) == {"a": LIVE}
         await indexed.transact([RestoreEntry("kept", NS, "back")])
         assert await version(indexed, "back") == told
-        await indexed.transact([DropEntry(TABLE, NS, "back", keep=_kept(clock))])
+        await indexed.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
         await indexed.transact([ForgetDropped("kept")])
         assert await states(indexed) == {}
 
     async def test_index_files_are_deleted_with_the_last_name(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), replacing("a")])
+        await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
         await indexed.transact([DropEntry(TABLE, NS, "t")])
         assert await states(indexed) == {"a": LIVE}
         before = await version(indexed, "twin")
         await indexed.transact([DropEntry(TABLE, NS, "twin")])
         assert await states(indexed) == {}
-        await indexed.transact([CreateEntry(make_entry("t")), replacing("b", now_ms=before + 1)])
+        await indexed.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
         assert await version(indexed) > before
 
     async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
@@ -245,7 +246,7 @@ class IndexFilesContract(OpenedStores):
             name = f"n{step}"
             await indexed.transact([CreateEntry(make_entry(name))])
             registered, dropped = await asyncio.gather(
-                outcome(indexed.transact([replacing("ab", uuid=f"uuid-of-{name}")])),
+                outcome(indexed.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
                 outcome(other.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
@@ -253,10 +254,10 @@ class IndexFilesContract(OpenedStores):
             assert await states(indexed, f"uuid-of-{name}") == {}
 
 
-def _of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
+def _replacement_of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
     removed = tuple(f"file:///w/{name}" for name in remove or ())
     return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed, 9)
 
 
-def _kept(clock: SimulatedClock) -> DroppedEntry:
+def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:
     return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")

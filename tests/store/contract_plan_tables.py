@@ -56,7 +56,9 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     )
 
 
-async def shown(store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T") -> list[int]:
+async def shown_plans(
+    store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
+) -> list[int]:
     return [snapshot.shown_id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
@@ -183,8 +185,13 @@ class PlanTablesContract(OpenedStores):
         assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
             PlanSnapshot(2**61 + 4, str(snapshot_plan(4).shown))
         ]
-        assert [await shown(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [[1, 2, 3], [2, 3], [3], []]
-        assert await shown(other, uuid="another") == []
+        assert [await shown_plans(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
+            [1, 2, 3],
+            [2, 3],
+            [3],
+            [],
+        ]
+        assert await shown_plans(other, uuid="another") == []
         assert await other.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
         latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
         assert [item.shown_id - 2**61 for item in latest] == [2, 3]
@@ -204,10 +211,10 @@ class PlanTablesContract(OpenedStores):
 
         assert await lease((1, 2, 9), 500) == 2
         assert await lease((1,), 300) == 1
-        assert await shown(store, now_ms=400) == [1, 2]
-        assert await shown(store, "b", now_ms=400) == []
+        assert await shown_plans(store, now_ms=400) == [1, 2]
+        assert await shown_plans(store, "b", now_ms=400) == []
         assert await lease((1,), 200, withdraw=True) == 1
-        assert await shown(store, now_ms=200) == [2]
+        assert await shown_plans(store, now_ms=200) == [2]
         assert await lease((1,), 600, "c") == 0
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
@@ -219,7 +226,7 @@ class PlanTablesContract(OpenedStores):
         await keep(store, plan("named"))
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
-        assert await shown(store) == await shown(store, "b") == [2]
+        assert await shown_plans(store) == await shown_plans(store, "b") == [2]
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
             "a1",
             "b1",

@@ -97,7 +97,7 @@ class ProducersContract(OpenedStores):
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
             await produced.transact([advance(1, uuid="nobody")])
-        await produced.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+        await produced.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
             await produced.transact([advance(1)])
 
@@ -110,11 +110,11 @@ class ProducersContract(OpenedStores):
         assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
         assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([DropEntry(TABLE, NS, "twin", keep=_kept(clock))])
+        await produced.transact([DropEntry(TABLE, NS, "twin", keep=_dropped_entry(clock))])
         assert await produced.producer(UUID, "p") == producer_state
         await produced.transact([RestoreEntry("kept", NS, "back")])
         assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([DropEntry(TABLE, NS, "back", keep=_kept(clock)), ForgetDropped("kept")])
+        await produced.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock)), ForgetDropped("kept")])
         assert await produced.producer(UUID, "p") is None
         assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
         await produced.transact([DropEntry(TABLE, NS, "u")])
@@ -135,7 +135,7 @@ class ProducersContract(OpenedStores):
             assert await produced.producer(f"uuid-of-{name}", "p") is None
 
 
-def _kept(clock: SimulatedClock) -> DroppedEntry:
+def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:
     return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")
 
 

@@ -16,7 +16,7 @@ from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath
 
 
-class Refused(Exception):
+class ModelError(Exception):
     """The kind of the error that the store must raise."""
 
 
@@ -37,7 +37,7 @@ class Model:
         try:
             for operation in batch:
                 getattr(self, "do_" + type(operation).__name__)(operation)
-        except Refused as error:
+        except ModelError as error:
             self.__dict__.update(saved)
             return str(error)
         return None
@@ -48,38 +48,38 @@ class Model:
     def _find(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
         entry = self._names(kind).get((namespace, name))
         if entry is None or entry.kind != kind:
-            raise Refused(f"no_such_{kind}")
+            raise ModelError(f"no_such_{kind}")
         return entry
 
     def _add(self, entry: Entry) -> None:
         if entry.namespace not in self.namespaces:
-            raise Refused("no_such_namespace")
+            raise ModelError("no_such_namespace")
         names = self._names(entry.kind)
         if (entry.namespace, entry.name) in names:
-            raise Refused("already_exists")
+            raise ModelError("already_exists")
         names[entry.namespace, entry.name] = entry
 
     def do_CreateNamespace(self, op: operations.CreateNamespace) -> None:  # noqa: N802  named after the operation
         if len(op.path) > 1 and op.path[:-1] not in self.namespaces:
-            raise Refused("no_such_namespace")
+            raise ModelError("no_such_namespace")
         if op.path in self.namespaces:
-            raise Refused("already_exists")
+            raise ModelError("already_exists")
         self.namespaces[op.path] = (op.properties, 1)
 
     def do_ReplaceNamespaceProperties(self, op: operations.ReplaceNamespaceProperties) -> None:  # noqa: N802
         if op.path not in self.namespaces:
-            raise Refused("no_such_namespace")
+            raise ModelError("no_such_namespace")
         if self.namespaces[op.path][1] != op.expected_version:
-            raise Refused("commit_conflict")
+            raise ModelError("commit_conflict")
         self.namespaces[op.path] = (op.properties, op.expected_version + 1)
 
     def do_DropNamespace(self, op: operations.DropNamespace) -> None:  # noqa: N802
         if op.path not in self.namespaces:
-            raise Refused("no_such_namespace")
+            raise ModelError("no_such_namespace")
         inside = [path for path in self.namespaces if path[:-1] == op.path]
         inside += [path for path, _ in [*self.relations, *self.functions] if path == op.path]
         if inside:
-            raise Refused("namespace_not_empty")
+            raise ModelError("namespace_not_empty")
         del self.namespaces[op.path]
 
     def do_CreateEntry(self, op: operations.CreateEntry) -> None:  # noqa: N802
@@ -88,7 +88,7 @@ class Model:
     def do_SwapPointer(self, op: operations.SwapPointer) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         if entry.uuid != op.uuid or entry.metadata_location != op.expected_location:
-            raise Refused("commit_conflict")
+            raise ModelError("commit_conflict")
         self._names(op.kind)[op.namespace, op.name] = msgspec.structs.replace(
             entry,
             metadata_location=op.new_location,
@@ -105,7 +105,7 @@ class Model:
     def do_DropEntry(self, op: operations.DropEntry) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         if op.expected_location not in (None, entry.metadata_location):
-            raise Refused("commit_conflict")
+            raise ModelError("commit_conflict")
         del self._names(op.kind)[op.namespace, op.name]
         if op.keep:
             self.dropped[op.keep.id] = msgspec.structs.replace(op.keep, entry=entry)
@@ -121,31 +121,31 @@ class Model:
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
         kept = self.dropped.pop(op.dropped_id, None)
         if kept is None or kept.expires_ms <= self.now_ms:
-            raise Refused("not_found")
+            raise ModelError("not_found")
         self._add(msgspec.structs.replace(kept.entry, namespace=op.namespace, name=op.name))
 
     def do_ForgetDropped(self, op: operations.ForgetDropped) -> None:  # noqa: N802
         if self.dropped.pop(op.dropped_id, None) is None:
-            raise Refused("not_found")
+            raise ModelError("not_found")
         self._forget_unnamed()
 
     def do_AdvanceProducer(self, op: operations.AdvanceProducer) -> None:  # noqa: N802
         if op.uuid not in self._live():
-            raise Refused("no_such_table")
+            raise ModelError("no_such_table")
         last = self.producers.get((op.uuid, op.producer))
         if last is not None and last.sequence >= op.sequence:
-            raise Refused("commit_conflict")
+            raise ModelError("commit_conflict")
         self.producers[op.uuid, op.producer] = model.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
 
     def do_RecordInstant(self, op: operations.RecordInstant) -> None:  # noqa: N802
         if op.instant.id in self.instants:
-            raise Refused("already_exists")
+            raise ModelError("already_exists")
         self.instants[op.instant.id] = op.instant.state
 
     def do_MoveInstant(self, op: operations.MoveInstant) -> None:  # noqa: N802
         if op.id not in self.instants:
-            raise Refused("not_found")
+            raise ModelError("not_found")
         if self.instants[op.id] != op.expected:
-            raise Refused("commit_conflict")
+            raise ModelError("commit_conflict")
         del self.instants[op.id]
         self.instants[op.id] = op.state

@@ -197,7 +197,7 @@ async def test_database_of_an_older_version_is_upgraded(
             assert await store.producer("uuid-of-t", "p") is None
 
 
-async def _refused(path: Path, clock: SimulatedClock) -> str:
+async def _open_error(path: Path, clock: SimulatedClock) -> str:
     with pytest.raises(ConfigError) as error:
         async with open_sqlite(path, clock=clock):
             pass
@@ -221,15 +221,15 @@ async def test_foreign_schema_is_rejected(path: Path, clock: SimulatedClock, cha
     connection.execute(change)
     connection.commit()
     connection.close()
-    assert complaint in await _refused(path, clock)
+    assert complaint in await _open_error(path, clock)
 
 
 async def test_file_that_is_not_a_database_is_rejected_and_unchanged(path: Path, clock: SimulatedClock) -> None:
     content = Random(3).randbytes(20_000)
     path.write_bytes(content)
-    assert "not a database" in await _refused(path, clock)
+    assert "not a database" in await _open_error(path, clock)
     assert path.read_bytes() == content
-    assert str(path.parent) in await _refused(path.parent, clock)
+    assert str(path.parent) in await _open_error(path.parent, clock)
 
 
 async def test_damaged_pages_are_reported_as_damaged(path: Path, clock: SimulatedClock) -> None:

@@ -40,7 +40,7 @@ def append(catalog: RestCatalog, name: str, *numbers: int) -> None:
         catalog.load_table(name).append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
-def covered(client: IndexClient, table: str, files: int) -> bool:
+def is_covered(client: IndexClient, table: str, files: int) -> bool:
     index = client.index(table, "by_name")
     return (index.health, index.files, index.lag_files) == ("ok", files, 0)
 
@@ -73,10 +73,10 @@ def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamar
     catalog.create_table("db.t", SCHEMA, properties=INDEX)
     append(catalog, "db.t", 1, 2, 3)
     client = IndexClient(server.base_url)
-    block_until(lambda: covered(client, "db.t", 3))
+    block_until(lambda: is_covered(client, "db.t", 3))
     (pid,) = worker_pids(server)
     append(catalog, "db.t", 4)
-    block_until(lambda: covered(client, "db.t", 4))
+    block_until(lambda: is_covered(client, "db.t", 4))
     assert worker_pids(server) == [pid]
     explained = client.explain("db.t", "name = 'name 3'")
     assert explained.files == 1
@@ -85,7 +85,7 @@ def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamar
     block_until(lambda: metric(server, "seamark_service_queue") == 0)
     os.kill(pid, signal.SIGKILL)
     append(catalog, "db.t", 5)
-    block_until(lambda: covered(client, "db.t", 5))
+    block_until(lambda: is_covered(client, "db.t", 5))
 
     # A table that is older than the server's start is examined, and the worker ends with the server.
     block_until(lambda: not any(build.state == "inflight" for build in client.timeline("db.t", action="indexing")))
@@ -94,7 +94,7 @@ def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamar
     block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     server.start()
     append(catalog, "db.t", 6)
-    block_until(lambda: covered(client, "db.t", 6))
+    block_until(lambda: is_covered(client, "db.t", 6))
     block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="completed",service="indexing"}') >= 1)
     assert server.terminate() == 0
 
@@ -112,7 +112,7 @@ def test_worker_uses_its_own_token_and_has_no_secret_of_the_server(tmp_path: Pat
         catalog.create_table("db.t", SCHEMA, properties=INDEX)
         append(catalog, "db.t", 1, 2)
         client = IndexClient(server.base_url, token=token)
-        block_until(lambda: covered(client, "db.t", 2))
+        block_until(lambda: is_covered(client, "db.t", 2))
         (pid,) = worker_pids(server)
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"hunter" not in environment

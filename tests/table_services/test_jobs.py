@@ -28,7 +28,7 @@ def a_job(table: str, priority: int = 5, service: str = "indexing", tenant: str 
     return Job(service, (tenant,), table, f"uuid-of-{table}", priority)
 
 
-async def taken(queue: JobQueue) -> Job | None:
+async def take_job(queue: JobQueue) -> Job | None:
     try:
         async with asyncio.timeout(0.05):
             return await queue.take()
@@ -50,13 +50,13 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
     job = await queue.take()
     queue.put(a_job("t"))
     queue.put(a_job("t"))
-    assert await taken(queue) is None
+    assert await take_job(queue) is None
     now.s = 7.0
     assert queue.finish(job, failed=False) == 7.0
-    assert await taken(queue) is None
+    assert await take_job(queue) is None
     now.s = 14.0
-    assert await taken(queue) == job
-    assert await taken(queue) is None
+    assert await take_job(queue) == job
+    assert await take_job(queue) is None
 
 
 async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
@@ -68,7 +68,7 @@ async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
         assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
         queue.put(looks)
         now.s += pause_s - 1
-        assert await taken(queue) is None
+        assert await take_job(queue) is None
         now.s += 1
         assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
         now.s += pause_s
@@ -84,7 +84,7 @@ async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
     for _ in range(12):
         job = await queue.take()
         pauses.append(queue.finish(job, failed=True))
-        assert await taken(queue) is None
+        assert await take_job(queue) is None
         now.s += pauses[-1]
     assert pauses == [min(BACKOFF_S * 2**number, BACKOFF_MAX_S) for number in range(12)]
     queue.finish(await queue.take(), failed=False)
@@ -100,9 +100,9 @@ async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
     queue.put(a_job("t"))
     queue.finish(await queue.take(), failed=True)
     queue.put(a_job("t"))
-    assert await taken(queue) is None
+    assert await take_job(queue) is None
     now.s += BACKOFF_S
-    assert await taken(queue) is not None
+    assert await take_job(queue) is not None
 
 
 async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
@@ -153,7 +153,7 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # In its first or second turn
+    assert spent["small"] == 1  # The job of the tenant runs in its first or second turn.
     assert abs(spent["large"] - spent["slow"]) <= 20
 
 
@@ -215,7 +215,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
             unseen.add(name)
         elif step < 0.7 and len(running) < 3:
             if any(name not in running for name in unseen):
-                job = await taken(queue)
+                job = await take_job(queue)
                 if job is not None:
                     assert job.table not in running
                     running[job.table] = job
@@ -231,7 +231,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
         queue.finish(job, failed=False)
     now.s += 10 * BACKOFF_MAX_S
     while unseen:
-        job = await taken(queue)
+        job = await take_job(queue)
         assert job is not None, unseen
         unseen.discard(job.table)
         queue.finish(job, failed=False)

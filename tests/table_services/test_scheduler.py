@@ -114,7 +114,7 @@ class Recorder:
 
 
 @asynccontextmanager
-async def scheduled(
+async def run_scheduler(
     server: Running,
     recorder: Recorder,
     lasts_s: float = 30.0,
@@ -167,7 +167,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
 
         assert await listed("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
-        async with scheduled(server, recorder, lasts_s=0.3):
+        async with run_scheduler(server, recorder, lasts_s=0.3):
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # After the renewal
             assert len(await listed("jobs")) == 1
             (job,) = await listed("tables/a/t1/jobs")
@@ -204,7 +204,7 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
         await create(server, "a\x1fdeep", "t3")
         await create(server, "z", "t4")
         recorder = Recorder()
-        async with scheduled(server, recorder):
+        async with run_scheduler(server, recorder):
             await until(lambda: sorted(recorder.ran) == ["t1", "t2", "t3", "t4"])
             await create(server, "z", "t5")
             await until(lambda: recorder.ran[4:] == ["t5"])
@@ -216,7 +216,7 @@ async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
     async with running(tmp_path) as server:
         await create(server, "a", "t")
         recorder = Recorder(failures=2)
-        async with scheduled(server, recorder):
+        async with run_scheduler(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
 
 
@@ -224,7 +224,7 @@ async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Pat
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder(agains=2)
-        async with scheduled(server, recorder, services=[EveryTable(pause_s=0.01)]):
+        async with run_scheduler(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
 
 
@@ -232,7 +232,7 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder()
-        async with scheduled(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
+        async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for looks in range(1, 4):
                 await until(lambda looks=looks: len(recorder.outcomes) == looks)
                 change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"n": str(looks)}}]}
@@ -248,7 +248,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder(takes_s=0.05)
-        async with scheduled(
+        async with run_scheduler(
             server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
         ):
             await until(lambda: set(recorder.services) == set(names))
@@ -259,13 +259,13 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
     async with running(tmp_path) as server:
         await create(server, "a", "t")
         first, second = Recorder(takes_s=100), Recorder()
-        async with scheduled(server, first, lasts_s=4.0):
+        async with run_scheduler(server, first, lasts_s=4.0):
             await until(lambda: first.ran)
-            async with scheduled(server, second, lasts_s=4.0):
+            async with run_scheduler(server, second, lasts_s=4.0):
                 await asyncio.sleep(4.5)  # The lease is short, but a busy machine renews it in time.
                 assert (first.ran, second.ran) == (["t"], [])
         assert first.stopped == 1
-        async with scheduled(server, second, lasts_s=2.0):
+        async with run_scheduler(server, second, lasts_s=2.0):
             await until(lambda: second.ran == ["t"])
 
 
@@ -277,7 +277,7 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     async with running(tmp_path) as server:
         await create(server, "a", "disabled", "dropped", "replaced", "wanted")
         recorder = Recorder(failures=4)
-        async with scheduled(server, recorder):
+        async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
             monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
             for name in ("dropped", "replaced"):
@@ -296,7 +296,7 @@ async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path:
         Path(loaded["metadata-location"].removeprefix("file://")).write_text("{")
     async with running(tmp_path) as server:  # Its cache is empty.
         recorder = Recorder()
-        async with scheduled(server, recorder):
+        async with run_scheduler(server, recorder):
             await until(lambda: "good" in recorder.ran)
         assert "bad" not in recorder.ran
 
@@ -323,7 +323,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
     async with running(tmp_path) as server:
         await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = TakenOver()
-        async with scheduled(server, recorder, services=[Faulty(pause_s=0.01)]) as leading:
+        async with run_scheduler(server, recorder, services=[Faulty(pause_s=0.01)]) as leading:
             await until(lambda: "good" in recorder.ran)
             await until(lambda: recorder.ran.count("a-worker") > 1)
             assert not leading.done()

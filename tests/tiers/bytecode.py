@@ -18,8 +18,8 @@ from _pytest.outcomes import OutcomeException
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def rotated(files: Sequence[Path], number: int, processes: int) -> list[Path]:
-    """Return all files, starting with the share of process `number`."""
+def rotate_files(files: Sequence[Path], number: int, processes: int) -> list[Path]:
+    """Return all files in an order that begins with the share of process `number`."""
     start = len(files) * number // processes
     return [*files[start:], *files[:start]]
 
@@ -36,7 +36,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     if worker and [session.config.rootpath / arg for arg in session.config.args] == [ROOT]:
         files = sorted(ROOT.rglob("test_*.py"))
         number = int(worker["workerid"].removeprefix("gw"))
-        for file in rotated([file for file in files if not is_compiled(file)], number, worker["workercount"]):
+        for file in rotate_files([file for file in files if not is_compiled(file)], number, worker["workercount"]):
             # pytest reports the failure when it collects the module.
             with suppress(Exception, OutcomeException):
                 importlib.import_module(".".join(file.relative_to(ROOT.parent).with_suffix("").parts))

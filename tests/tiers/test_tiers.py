@@ -95,10 +95,10 @@ def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
 
 def test_processes_begin_to_compile_at_different_modules() -> None:
     files = [Path(f"tests/test_{number}.py") for number in range(10)]
-    begun = [bytecode.rotated(files, number, 4) for number in range(4)]
+    begun = [bytecode.rotate_files(files, number, 4) for number in range(4)]
     assert [item[0] for item in begun] == [files[0], files[2], files[5], files[7]]
     assert all(sorted(item) == files for item in begun)
-    assert bytecode.rotated([], 3, 4) == []
+    assert bytecode.rotate_files([], 3, 4) == []
 
 
 def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> None:

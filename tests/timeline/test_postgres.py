@@ -56,6 +56,6 @@ async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, post
             status, page = await poll
         assert (status, [instant["id"] for instant in page["instants"]]) == (200, [instant.id])
         await second.record("y")
-        assert await receiver.until(2) == ["x", "y"]
+        assert await receiver.wait_for_events(2) == ["x", "y"]
         await asyncio.sleep(0.3)
         assert len(receiver.events) == 2

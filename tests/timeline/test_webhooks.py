@@ -46,7 +46,7 @@ class Receiver:
         headers = {"Location": self.url + "/elsewhere"} if 300 <= status < 400 else {}
         return web.Response(status=status, headers=headers)
 
-    async def until(self, count: int) -> list[str]:
+    async def wait_for_events(self, count: int) -> list[str]:
         """Return the table names of the first `count` events."""
         async with asyncio.timeout(60):
             while len(self.events) < count:
@@ -89,9 +89,9 @@ async def record(server: Running, names: str) -> None:
 async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record(server, "abc")
-        assert await receiver.until(3) == ["a", "b", "c"]
+        assert await receiver.wait_for_events(3) == ["a", "b", "c"]
         await record(server, "de")
-        assert await receiver.until(5) == ["a", "b", "c", "d", "e"]
+        assert await receiver.wait_for_events(5) == ["a", "b", "c", "d", "e"]
         await asyncio.sleep(0.3)
         assert len(receiver.events) == 5
 
@@ -99,7 +99,7 @@ async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver:
 async def test_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,), webhook_secret=SECRET) as server:
         instant = await server.record("t")
-        await receiver.until(1)
+        await receiver.wait_for_events(1)
     event, headers, body = receiver.events[0], receiver.headers[0], receiver.bodies[0]
     assert headers["Content-Type"].startswith("application/cloudevents+json")
     assert event["specversion"] == "1.0"
@@ -120,7 +120,7 @@ async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path,
     receiver.answers = [500, 302, 429]
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record(server, "ab")
-        assert await receiver.until(2) == ["a", "b"]
+        assert await receiver.wait_for_events(2) == ["a", "b"]
         async with server.http.get(f"{server.url}/metrics") as answer:
             assert "seamark_webhook_failures_total 3.0" in await answer.text()
 
@@ -128,11 +128,11 @@ async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path,
 async def test_restarted_server_continues_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record(server, "ab")
-        await receiver.until(2)
+        await receiver.wait_for_events(2)
     async with running(tmp_path) as server:  # No replica delivers now.
         await record(server, "cd")
     async with running(tmp_path, webhook_urls=(receiver.url,)):
-        assert await receiver.until(4) == ["a", "b", "c", "d"]
+        assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await asyncio.sleep(0.3)
     ids = [event["id"] for event in receiver.events]
     assert ids == sorted(set(ids))
@@ -145,7 +145,7 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
     async with running(tmp_path) as server:
         await record(server, "abcdef")
     async with running(tmp_path, webhook_urls=(receiver.url,)):
-        await receiver.until(3)
+        await receiver.wait_for_events(3)
     async with running(tmp_path, webhook_urls=(receiver.url,)):
         async with asyncio.timeout(60):
             while not receiver.events or receiver.events[-1]["data"]["name"] != "f":
@@ -162,9 +162,9 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
         async with running(tmp_path, webhook_urls=(receiver.url,)) as other:
             await record(other, "ab")
             await record(survivor, "cd")
-            assert await receiver.until(4) == ["a", "b", "c", "d"]
+            assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await record(survivor, "ef")
-        assert await receiver.until(6) == list("abcdef")
+        assert await receiver.wait_for_events(6) == list("abcdef")
         await asyncio.sleep(0.5)
         assert len(receiver.events) == 6
 
@@ -172,4 +172,4 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
 async def test_unavailable_receiver_does_not_delay_events_of_others(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
         await record(server, "ab")
-        assert await receiver.until(2) == ["a", "b"]
+        assert await receiver.wait_for_events(2) == ["a", "b"]

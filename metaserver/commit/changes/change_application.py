@@ -111,7 +111,7 @@ class ChangeApplication:
         self._change: Change | None = None
         self._counts = NOTHING
         self._fresh: frozenset[Remove] = frozenset()
-        self._added: tuple[StoredManifest, ...] = ()
+        self._added_row: tuple[StoredManifest, ...] = ()
         self._writer: SnapshotWriter | None = None
         self._removing: ManifestFilter | None = None
         self._merging: ManifestMerge | None = None
@@ -169,7 +169,7 @@ class ChangeApplication:
         if self._writer is None:
             await self._create_writers(metadata)
         assert self._writer is not None
-        self._added = await write_added(self._writer, change, metadata)
+        self._added_row = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
         await self._check_stored(await removal_note(self._context, self._uuid))
 
@@ -283,7 +283,7 @@ class ChangeApplication:
             removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
         to_remove = await find_files(manifests, listed, removals, metadata)
         files = CheckedFiles(self._context.objects, check_paths)
-        added, counts = self._added, self._counts
+        added, counts = self._added_row, self._counts
         if undo is None:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)

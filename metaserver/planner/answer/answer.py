@@ -313,7 +313,7 @@ class _Residuals:
             if self._is_java and predicate.op is Op.IS_NAN:
                 self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
-        self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
+        self._to_stored: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
         """Set the number of files in the answer, which share the size limit of residuals."""
@@ -321,7 +321,7 @@ class _Residuals:
         if longest != self._longest:
             self._longest = longest
             self._by_key.clear()
-            self._written.clear()
+            self._to_stored.clear()
 
     def encode_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
         """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
@@ -379,11 +379,11 @@ class _Residuals:
     def _text_of(self, residual: Expression, form: _Form) -> bytes:
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        written = self._written.get((id(residual), form))
+        written = self._to_stored.get((id(residual), form))
         if written is None:
-            if len(self._written) >= _RESIDUALS_MAX:
-                self._written.clear()
-            written = self._written[id(residual), form] = (residual, self._encode_bounded(residual, form))
+            if len(self._to_stored) >= _RESIDUALS_MAX:
+                self._to_stored.clear()
+            written = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
         return written[1]
 
     def _encode_bounded(self, residual: Expression, form: _Form) -> bytes:

@@ -15,11 +15,11 @@ from tests.api.client import Api
 from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, pages, some_tree
 from tests.api.indexes.test_lookups import a_table, ask, expected_rows, found_rows, key_as_json
 from tests.api.rest.stored import Stored, some_row
-from tests.planner.lakes.tables import Watched
+from tests.planner.lakes.tables import RecordingObjects
 from tests.server.rig import Running, running
 
 
-class SlowWholeFiles(Watched):
+class SlowWholeFiles(RecordingObjects):
     """An object store in which reads of whole index files wait for `let_go`."""
 
     whole = asyncio.Event()

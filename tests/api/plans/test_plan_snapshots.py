@@ -9,7 +9,7 @@ from typing import Any
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, late_server, plans
-from tests.planner.lakes.entries import listed, whole
+from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
 OTHERS = {"X-Seamark-Plans": "trino-2"}
@@ -46,7 +46,7 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
     assert set(seen) == {1, plan_id}
     assert seen[1] == real
     one = seen[plan_id]
-    assert list(whole(listed(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
+    assert list(read_data_files(read_manifest_list(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
     assert (one["parent-snapshot-id"], one["schema-id"]) == (1, 0)
     assert one["sequence-number"] == real["sequence-number"]
     assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.

@@ -16,7 +16,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.plans.planned import EQ_5, append, tens
-from tests.planner.lakes.entries import listed, whole
+from tests.planner.lakes.entries import read_data_files, read_manifest_list
 from tests.server.rig import LateClock, Running, running
 
 OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"
@@ -61,7 +61,7 @@ class Late(Api):
 
 def numbers(loaded: dict[str, Any]) -> list[int]:
     (snapshot,) = loaded["metadata"]["snapshots"]
-    paths = whole(listed(snapshot["manifest-list"]), 2)
+    paths = read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)
     return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
 
 

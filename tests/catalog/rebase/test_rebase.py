@@ -95,13 +95,13 @@ def _cut_manifest(client: Appender, commit: Commit) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _miscounted(client: Appender, commit: Commit) -> None:
+def _change_counts(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
 
 
 REQUESTS = [
     _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _cut_manifest,
-    _miscounted,
+    _change_counts,
 ]  # fmt: skip
 OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
 ENTRY = {

@@ -300,7 +300,7 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         with pytest.raises(CommitConflict):
             await table.commit(late)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        counted = {  # By a client that read all rows
+        counted = {  # The client that commits has read all rows.
             "read-snapshot-id": before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],

@@ -67,7 +67,7 @@ class Client:
         return (None if head in (None, -1) else head), metadata["last-sequence-number"]
 
     def chain(self, name: str = "t") -> list[int]:
-        """Return the snapshots in the order of their sequence numbers, and check that each is the child of the
+        """Return the snapshots in the order of their sequence numbers. Check that each is the child of the
         one before.
         """
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")

@@ -103,7 +103,7 @@ def append_until(
 
 
 @contextmanager
-def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[Notes]:
+def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[Notes]:
     """Let `clients` write while the block runs; the notes are complete after it."""
     stop, notes = threading.Event(), Notes()
     with ThreadPoolExecutor(clients) as pool:

@@ -33,7 +33,7 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 
 
-def made(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
+def make_schema(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
     return read(schema(*fields, schema_id=schema_id), Schema, "schema")
 
 
@@ -51,7 +51,7 @@ TAGS = {
     "value-required": True,
     "value": "long",
 }
-TABLE = made(
+TABLE = make_schema(
     field(1, "id", "long", True),
     field(2, "small", "int"),
     field(3, "Price", "decimal(9,1)"),
@@ -76,56 +76,62 @@ def predicate(op: str, name: str, value: object) -> Expression:
     return bound({"type": op, "term": name, "value": value})
 
 
-def one(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bound:
+def bound_predicate(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bound:
     return Bound(op, column_id, name, kind, "identity", kind, values)
 
 
-def refused(filter_json: Any, **more: Any) -> str:
+def binding_error(filter_json: Any, **more: Any) -> str:
     with pytest.raises(BadRequest) as error:
         bound(filter_json, **more)
     return error.value.message
 
 
 def test_binding_resolves_a_name_to_an_id_and_converts_the_literal() -> None:
-    assert predicate("gt", "ts", "1970-01-01T00:00:01") == one(Op.GT, 4, "ts", "timestamptz", 1_000_000)
-    assert predicate("eq", "home.zip", 5) == one(Op.EQ, 12, "home.zip", "int", 5)
-    assert predicate("eq", "Price", "1.5") == one(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
+    assert predicate("gt", "ts", "1970-01-01T00:00:01") == bound_predicate(Op.GT, 4, "ts", "timestamptz", 1_000_000)
+    assert predicate("eq", "home.zip", 5) == bound_predicate(Op.EQ, 12, "home.zip", "int", 5)
+    assert predicate("eq", "Price", "1.5") == bound_predicate(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
 
 
 def test_binding_ignores_case_only_if_requested() -> None:
-    assert bound({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == one(
+    assert bound({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == bound_predicate(
         Op.EQ, 3, "Price", "decimal(9, 1)", 10
     )
-    assert refused({"type": "eq", "term": "PRICE", "value": 1}) == (
+    assert binding_error({"type": "eq", "term": "PRICE", "value": 1}) == (
         "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
     )
-    twins = made(field(1, "a"), field(2, "A"), field(3, "b"))
-    message = refused({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
+    twins = make_schema(field(1, "a"), field(2, "A"), field(3, "b"))
+    message = binding_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
     assert "it matches A, a" in message
-    assert bound({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == one(
+    assert bound({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == bound_predicate(
         Op.IS_NULL, 3, "b", "long"
     )
-    assert bound({"type": "is-null", "term": "A"}, schemas=(twins,)) == one(Op.IS_NULL, 2, "A", "long")
+    assert bound({"type": "is-null", "term": "A"}, schemas=(twins,)) == bound_predicate(Op.IS_NULL, 2, "A", "long")
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
-    then = made(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
-    between = made(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
-    now = made(field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2)
+    then = make_schema(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
+    between = make_schema(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
+    now = make_schema(
+        field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2
+    )
     schemas = (then, between, now)
-    assert bound({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == one(Op.EQ, 2, "renamed", "long", 5)
-    assert bound({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == one(
+    assert bound({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == bound_predicate(
+        Op.EQ, 2, "renamed", "long", 5
+    )
+    assert bound({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == bound_predicate(
         Op.EQ, 2, "old", "int", 5
     )
     # The column is required now, but the snapshot's files may be older than the column.
-    assert bound({"type": "is-null", "term": "b"}, schemas=schemas) == one(Op.IS_NULL, 4, "b", "string")
+    assert bound({"type": "is-null", "term": "b"}, schemas=schemas) == bound_predicate(Op.IS_NULL, 4, "b", "string")
     assert bound({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
 
 
 def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
-    assert refused({"type": "is-null", "term": "home.sip"}).endswith("did you mean home.zip or home or home.street?")
-    assert refused({"type": "is-null", "term": "qqqqqq"}) == "Cannot find column 'qqqqqq' in the table's schemas"
-    assert refused({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
+    assert binding_error({"type": "is-null", "term": "home.sip"}).endswith(
+        "did you mean home.zip or home or home.street?"
+    )
+    assert binding_error({"type": "is-null", "term": "qqqqqq"}) == "Cannot find column 'qqqqqq' in the table's schemas"
+    assert binding_error({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
 
 
 @pytest.mark.parametrize("negated", [False, True])
@@ -136,13 +142,13 @@ def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
 
     op = Op.NOT_NULL if negated else Op.IS_NULL
     assert null("id") == null("home") == null("home.street") == Always(negated)
-    assert null("work.street") == one(op, 14, "work.street", "string")
-    assert null("home.zip") == one(op, 12, "home.zip", "int")
+    assert null("work.street") == bound_predicate(op, 14, "work.street", "string")
+    assert null("home.zip") == bound_predicate(op, 12, "home.zip", "int")
     assert null("nothing") == Always(not negated)
-    assert null("work") == one(op, 13, "work", "struct")
-    assert null("tags") == one(op, 30, "tags", "map")
-    assert null("anything") == one(op, 41, "anything", "variant")
-    assert null("future") == one(op, 42, "future", "interval")
+    assert null("work") == bound_predicate(op, 13, "work", "struct")
+    assert null("tags") == bound_predicate(op, 30, "tags", "map")
+    assert null("anything") == bound_predicate(op, 41, "anything", "variant")
+    assert null("future") == bound_predicate(op, 42, "future", "interval")
 
 
 def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
@@ -173,25 +179,33 @@ def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
     ],
 )
 def test_predicate_that_the_type_forbids_is_a_bad_request_that_names_the_column(filter_json: Any, message: str) -> None:
-    assert message in refused(filter_json)
+    assert message in binding_error(filter_json)
 
 
-def transformed(op: str, transform: str, name: str, *value: object) -> Any:
+def transform_predicate(op: str, transform: str, name: str, *value: object) -> Any:
     term = {"type": "transform", "transform": transform, "term": name}
     return {"type": op, "term": term, **({"value": value[0]} if value else {})}
 
 
 def test_literals_of_transform_terms_have_the_result_type() -> None:
-    assert bound(transformed("eq", "bucket[4]", "id", 3)) == Bound(Op.EQ, 1, "id", "long", "bucket[4]", "int", (3,))
+    assert bound(transform_predicate("eq", "bucket[4]", "id", 3)) == Bound(
+        Op.EQ, 1, "id", "long", "bucket[4]", "int", (3,)
+    )
     day = Bound(Op.LT, 4, "ts", "timestamptz", "day", "date", (19_000,))
-    assert bound(transformed("lt", "day", "ts", 19_000)) == bound(transformed("lt", "Day", "ts", "2022-01-08")) == day
-    assert bound(transformed("gt-eq", "hour", "ts", 5)) == Bound(Op.GT_EQ, 4, "ts", "timestamptz", "hour", "int", (5,))
-    assert bound(transformed("starts-with", "truncate[3]", "name", "ab")) == Bound(
+    assert (
+        bound(transform_predicate("lt", "day", "ts", 19_000))
+        == bound(transform_predicate("lt", "Day", "ts", "2022-01-08"))
+        == day
+    )
+    assert bound(transform_predicate("gt-eq", "hour", "ts", 5)) == Bound(
+        Op.GT_EQ, 4, "ts", "timestamptz", "hour", "int", (5,)
+    )
+    assert bound(transform_predicate("starts-with", "truncate[3]", "name", "ab")) == Bound(
         Op.STARTS_WITH, 5, "name", "string", "truncate[3]", "string", ("ab",)
     )
-    assert bound(transformed("eq", "identity", "id", 3)) == one(Op.EQ, 1, "id", "long", 3)
-    assert bound(transformed("is-null", "truncate[3]", "id")) == FALSE
-    assert bound(transformed("is-null", "void", "id")) == Bound(Op.IS_NULL, 1, "id", "long", "void", "long", ())
+    assert bound(transform_predicate("eq", "identity", "id", 3)) == bound_predicate(Op.EQ, 1, "id", "long", 3)
+    assert bound(transform_predicate("is-null", "truncate[3]", "id")) == FALSE
+    assert bound(transform_predicate("is-null", "void", "id")) == Bound(Op.IS_NULL, 1, "id", "long", "void", "long", ())
 
 
 @pytest.mark.parametrize(
@@ -204,16 +218,16 @@ def test_literals_of_transform_terms_have_the_result_type() -> None:
     ],
 )
 def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
-    assert message in refused(transformed("eq", transform, name, 1))
+    assert message in binding_error(transform_predicate("eq", transform, name, 1))
 
 
 def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
     def among(op: str, name: str, *values: object) -> Expression:
         return bound({"type": op, "term": name, "values": list(values)})
 
-    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == one(Op.IN, 2, "small", "int", 5, 7)
-    assert among("in", "small", 5, 5) == one(Op.EQ, 2, "small", "int", 5)
-    assert among("not-in", "small", 5, -(2**40)) == one(Op.NOT_EQ, 2, "small", "int", 5)
+    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == bound_predicate(Op.IN, 2, "small", "int", 5, 7)
+    assert among("in", "small", 5, 5) == bound_predicate(Op.EQ, 2, "small", "int", 5)
+    assert among("not-in", "small", 5, -(2**40)) == bound_predicate(Op.NOT_EQ, 2, "small", "int", 5)
     assert among("in", "small") == among("in", "small", 2**40) == FALSE
     assert among("not-in", "small") == among("not-in", "small", 2**40) == TRUE
     zeros = among("in", "score", 0.0, -0.0, 0.0)
@@ -223,16 +237,16 @@ def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
 
 def test_bound_predicates_never_contain_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
-    assert predicate("lt", "score", "Infinity") == one(Op.LT_EQ, 6, "score", "float", largest)
-    assert predicate("gt-eq", "score", 1e39) == one(Op.GT, 6, "score", "float", largest)
-    assert predicate("lt-eq", "score", "-Infinity") == one(Op.LT, 6, "score", "float", -largest)
+    assert predicate("lt", "score", "Infinity") == bound_predicate(Op.LT_EQ, 6, "score", "float", largest)
+    assert predicate("gt-eq", "score", 1e39) == bound_predicate(Op.GT, 6, "score", "float", largest)
+    assert predicate("lt-eq", "score", "-Infinity") == bound_predicate(Op.LT, 6, "score", "float", -largest)
     assert predicate("lt", "score", "-Infinity") == FALSE
     # NaN is above infinity in Spark.
-    assert predicate("gt", "score", "Infinity") == one(Op.IS_NAN, 6, "score", "float")
+    assert predicate("gt", "score", "Infinity") == bound_predicate(Op.IS_NAN, 6, "score", "float")
 
 
 def test_binding_a_bound_expression_again_changes_nothing() -> None:
-    done = one(Op.EQ, 1, "id", "long", 5)
+    done = bound_predicate(Op.EQ, 1, "id", "long", 5)
     assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
     with pytest.raises(BadRequest, match="already bound"):
         bind(Not(done), TABLE, (), case_sensitive=True)
@@ -251,7 +265,7 @@ def exact(number: float) -> Exact:
     return Fraction(number) if math.isfinite(number) else number
 
 
-def rounded(number: float) -> Exact:
+def round_to_float(number: float) -> Exact:
     """Return the value of a double in a float column, or the double itself if it rounds to no finite float."""
     single = ctypes.c_float(number).value
     return exact(single) if math.isfinite(single) else exact(number)
@@ -284,7 +298,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     "f": (
         3,
         "float",
-        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, rounded(n))), infinities),
+        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, round_to_float(n))), infinities),
         st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(
             lambda n: (ctypes.c_float(n).value, exact(ctypes.c_float(n).value))
         ),
@@ -345,7 +359,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
 }
 REQUIRED = frozenset({"l", "d"})
-WIDE = made(*(field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+WIDE = make_schema(*(field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
 
 Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
@@ -390,7 +404,7 @@ def sent_json(sent: Sent) -> Any:
     raise AssertionError(sent)
 
 
-def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
+def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
     """Return whether the row matches by Iceberg's rules.
 
     A negation applies to the predicates, so a comparison with null is false either way.
@@ -399,9 +413,9 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
         case (bool(constant),):
             return constant != negated
         case ("not", child):
-            return meant(child, row, negated=not negated)
+            return is_match(child, row, negated=not negated)
         case ("and" | "or" as kind, left, right):
-            sides = meant(left, row, negated=negated), meant(right, row, negated=negated)
+            sides = is_match(left, row, negated=negated), is_match(right, row, negated=negated)
             return all(sides) if (kind == "and") != negated else any(sides)
     op, name, literals = sent
     value = row[name][1]
@@ -424,7 +438,7 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """Return whether a bound filter matches one row; NaN is above all values, as in `meant`."""
+    """Return whether a bound filter matches one row; NaN is above all values, as in `is_match`."""
     match expression:
         case Always(value):
             return value
@@ -460,7 +474,7 @@ def test_bound_filter_matches_the_same_rows_as_the_filter_that_was_sent(
     expression = bound(sent_json(sent), schemas=(WIDE,))
     for row in table:
         values = {COLUMNS[name][0]: cell[0] for name, cell in row.items()}
-        assert holds(expression, values) == meant(sent, row), expression
+        assert holds(expression, values) == is_match(sent, row), expression
 
 
 @given(filters)

@@ -118,7 +118,7 @@ def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any
     assert message in error.value.message
 
 
-def nested(levels: int) -> Any:
+def nested_expression(levels: int) -> Any:
     """Return alternating AND and OR of this depth."""
     made: Any = A_JSON
     for level in range(levels):
@@ -135,11 +135,11 @@ def chain(links: int, side: str) -> Any:
 
 
 def test_expression_nesting_is_limited() -> None:
-    parse_expression(nested(100))
+    parse_expression(nested_expression(100))
     with pytest.raises(BadRequest, match="deeper than 100 levels"):
-        parse_expression(nested(101))
+        parse_expression(nested_expression(101))
     with pytest.raises(BadRequest, match="deeper than 3 levels"):
-        parse_expression({"type": "not", "child": nested(3)}, depth_max=3)
+        parse_expression({"type": "not", "child": nested_expression(3)}, depth_max=3)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

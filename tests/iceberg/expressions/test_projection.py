@@ -43,11 +43,11 @@ def spec(*transforms: str) -> PartitionSpec:
     )
 
 
-def shown(expression: Expression) -> str:
+def expression_text(expression: Expression) -> str:
     if isinstance(expression, Always):
         return str(expression.value).lower()
     if isinstance(expression, And | Or):
-        return f"({f' {type(expression).__name__.lower()} '.join(map(shown, expression.children))})"
+        return f"({f' {type(expression).__name__.lower()} '.join(map(expression_text, expression.children))})"
     assert isinstance(expression, Bound)
     return " ".join([expression.name, expression.op, *map(repr, expression.values)])
 
@@ -66,7 +66,7 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
     partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
     projected = project_inclusive(expression, found)
-    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), shown(projected)
+    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), expression_text(projected)
 
 
 @given(st.data())
@@ -77,8 +77,8 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
     partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
     projected = project_strict(asked, found)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
-    assert matches(asked, row, javas_order), shown(projected)
-    assert matches(asked, row, pythons_order), shown(projected)
+    assert matches(asked, row, javas_order), expression_text(projected)
+    assert matches(asked, row, pythons_order), expression_text(projected)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
     ],
 )
 def test_inclusive_projection_examples(transform: str, asked: Bound, expected: str) -> None:
-    assert shown(project_inclusive(asked, spec(transform))) == expected
+    assert expression_text(project_inclusive(asked, spec(transform))) == expected
 
 
 def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
@@ -133,32 +133,33 @@ def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
 
 def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
     query_predicate = predicate(Op.EQ, "timestamp", -1)
-    assert shown(project_inclusive(query_predicate, spec("day"))) == "p0 in -1 0"
-    assert shown(project_strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
-    assert shown(project_inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
-    assert shown(project_inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
+    assert expression_text(project_inclusive(query_predicate, spec("day"))) == "p0 in -1 0"
+    assert expression_text(project_strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
+    assert expression_text(project_inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
+    assert expression_text(project_inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
 
 
 def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
         query_predicate = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
-        assert shown(project_inclusive(query_predicate, spec("day"))) == expected
+        assert expression_text(project_inclusive(query_predicate, spec("day"))) == expected
     several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
-    assert shown(project_inclusive(several, spec("day"))) == "p0 not-in 2 5"
+    assert expression_text(project_inclusive(several, spec("day"))) == "p0 not-in 2 5"
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
 def test_truncation_wider_than_javas_int_decides_only_null(op: Op) -> None:
     # Java computes 2, not 0, for truncate[2147483647](1).
-    assert shown(project_inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
-    assert shown(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
+    assert expression_text(project_inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
+    assert expression_text(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
 
 
 def test_projection_includes_results_that_wrap_around() -> None:
     assert (
-        shown(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
+        expression_text(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]")))
+        == "(p0 lt 1 or p0 gt-eq 2147483646)"
     )
-    assert shown(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
+    assert expression_text(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
 
 
 @pytest.mark.parametrize(
@@ -177,14 +178,14 @@ def test_projection_includes_results_that_wrap_around() -> None:
     ],
 )
 def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(asked: Bound, expected: str) -> None:
-    assert shown(project_inclusive(asked, spec("truncate[10]"))) == expected
+    assert expression_text(project_inclusive(asked, spec("truncate[10]"))) == expected
 
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
     wide = "truncate[1500000000]"
-    assert shown(project_inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
-    assert shown(project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
+    assert expression_text(project_inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
+    assert expression_text(project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
     assert project_strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
 
 
@@ -197,7 +198,7 @@ def test_transform_of_several_columns_decides_nothing() -> None:
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
     everything = predicate(Op.GT_EQ, "int", -(2**31))
-    assert shown(project_inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
+    assert expression_text(project_inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
     assert not must_match(project_strict(everything, spec("truncate[8]")), {1000: None})
 
 
@@ -219,9 +220,9 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(actual_source_ranges))
     expected = matches(query, row, pythons_order)
     if (kind, query.transform) in ORDERED:
-        assert matches(actual_source_ranges, row, pythons_order) == expected, shown(actual_source_ranges)
+        assert matches(actual_source_ranges, row, pythons_order) == expected, expression_text(actual_source_ranges)
     else:
-        assert matches(actual_source_ranges, row, pythons_order) or not expected, shown(actual_source_ranges)
+        assert matches(actual_source_ranges, row, pythons_order) or not expected, expression_text(actual_source_ranges)
 
 
 def leaves(expression: Expression) -> list[Bound]:
@@ -241,7 +242,7 @@ def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataOb
     assume(not wraps(transform, kind))
     for nulls in (False, True):
         if bounds_keep(source_ranges(query), lower, upper, nulls):
-            assert java_keeps(query, first, last, nulls), shown(source_ranges(query))
+            assert java_keeps(query, first, last, nulls), expression_text(source_ranges(query))
 
 
 def wraps(transform: str, kind: str) -> bool:
@@ -285,10 +286,10 @@ def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))
     wide = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
-    assert shown(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
+    assert expression_text(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
     assert source_ranges(predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
     together = source_ranges(predicate(Op.IN, "timestamp", *range(1000), transform="day"))
-    assert shown(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
+    assert expression_text(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     ],
 )
 def test_source_range_examples(asked: Bound, expected: str) -> None:
-    assert shown(source_ranges(asked)) == expected
+    assert expression_text(source_ranges(asked)) == expected
 
 
 def test_oracle_treats_null_as_not_equal_and_not_less() -> None:

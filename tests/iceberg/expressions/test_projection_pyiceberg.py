@@ -100,12 +100,12 @@ PREDICATES: dict[Op, Any] = {
 SPECS = specs(COLUMNS).filter(lambda spec: all(field.transform != "truncate[2147483647]" for field in spec.fields))
 
 
-def translated(expression: Expression) -> theirs.BooleanExpression:
+def to_pyiceberg(expression: Expression) -> theirs.BooleanExpression:
     if isinstance(expression, Always):
         return theirs.AlwaysTrue() if expression.value else theirs.AlwaysFalse()
     if isinstance(expression, And | Or):
         joined = theirs.And if isinstance(expression, And) else theirs.Or
-        return joined(*map(translated, expression.children))
+        return joined(*map(to_pyiceberg, expression.children))
     assert isinstance(expression, Bound)
     made, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
     if expression.op in (Op.IN, Op.NOT_IN):
@@ -148,7 +148,7 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
     expression = data.draw(expressions(columns, terms=False, values=VALUES))
     partition = drawn_partition(data, spec, nulls=True)
     assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
-    projected = inclusive_projection(SCHEMA, their_spec(spec))(translated(expression))
+    projected = inclusive_projection(SCHEMA, their_spec(spec))(to_pyiceberg(expression))
     struct = Schema(*their_spec(spec).partition_type(SCHEMA).fields)
     evaluate = expression_evaluator(struct, projected, case_sensitive=True)
     assert evaluate(their_record(spec, partition)), projected
@@ -161,7 +161,7 @@ def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataOb
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     query = data.draw(predicates(columns, terms=False, values=VALUES))
     partition = drawn_partition(data, spec, nulls=False)
-    evaluator = residual_evaluator_of(their_spec(spec), translated(query), case_sensitive=True, schema=SCHEMA)
+    evaluator = residual_evaluator_of(their_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(their_record(spec, partition))
     result = Residuals(query, spec)(by_field(spec, partition))
     if isinstance(expected, theirs.AlwaysTrue):

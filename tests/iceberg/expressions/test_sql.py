@@ -100,7 +100,7 @@ def value(rng: random.Random, name: str) -> Any:
     return rng.randint(-3, 3)
 
 
-def stored(kind: str, given: Any) -> Any:
+def to_row_value(kind: str, given: Any) -> Any:
     """Return the value as the oracle's rows hold it."""
     if given is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
         return given
@@ -132,7 +132,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
         db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep])
-        new_row: Row = {field.id: stored(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
+        new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
         rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep})
     yield db, rows
     db.close()
@@ -150,7 +150,7 @@ def literal(rng: random.Random, name: str) -> Sql:
         case "b":
             return same(str(given_value).upper())
         case "s":
-            return same(quoted(given_value))
+            return same(quote_name(given_value))
         case "f" | "d":
             if math.isnan(given_value):
                 return same("1e2")
@@ -200,7 +200,7 @@ def same(text: str, *, used: bool = True) -> Sql:
     return Sql(text, text, used)
 
 
-def quoted(text: str) -> str:
+def quote_name(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -221,13 +221,13 @@ def predicate(rng: random.Random, depth: int = 0) -> Sql:
     shape = rng.random()
     if depth < 3 and shape < 0.35:
         left, right = predicate(rng, depth + 1), predicate(rng, depth + 1)
-        return joined(f"({{}}) {rng.choice(['AND', 'OR', 'and'])} ({{}})", left, right)
+        return join_predicates(f"({{}}) {rng.choice(['AND', 'OR', 'and'])} ({{}})", left, right)
     if depth < 3 and shape < 0.5:
-        return joined("NOT ({})", predicate(rng, depth + 1))
+        return join_predicates("NOT ({})", predicate(rng, depth + 1))
     return leaf(rng)
 
 
-def joined(shape: str, *parts: Sql) -> Sql:
+def join_predicates(shape: str, *parts: Sql) -> Sql:
     return Sql(
         shape.format(*(part.ours for part in parts)),
         shape.format(*(part.duck for part in parts)),
@@ -242,17 +242,19 @@ def leaf(rng: random.Random) -> Sql:
         sides = [name, literal(rng, kind)]
         if rng.random() < 0.3:
             sides.reverse()
-        return joined(f"{{}} {rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {{}}", *sides)
+        return join_predicates(f"{{}} {rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {{}}", *sides)
     if shape < 0.5:
         words = rng.choice(["BETWEEN", "NOT BETWEEN"])
-        return joined(f"{{}} {words} {{}} AND {{}}", name, literal(rng, kind), literal(rng, kind))
+        return join_predicates(f"{{}} {words} {{}} AND {{}}", name, literal(rng, kind), literal(rng, kind))
     if shape < 0.6:
         literals = [literal(rng, kind) for _ in range(rng.randint(1, 4))]
-        return joined(f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", name, *literals)
+        return join_predicates(
+            f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", name, *literals
+        )
     if shape < 0.68:
-        return joined(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
+        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
     if shape < 0.73:
-        return joined(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, literal(rng, kind))
+        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, literal(rng, kind))
     if shape < 0.78:
         return same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
     if shape < 0.86:
@@ -293,11 +295,11 @@ def like(rng: random.Random) -> Sql:
     if pattern == "a\\%%":
         return same(f"s {words} 'a!%%' ESCAPE '!'")
     if rng.random() < 0.3:
-        return same(f"s {words} {quoted(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
-    return same(f"s {words} {quoted(pattern)}")
+        return same(f"s {words} {quote_name(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
+    return same(f"s {words} {quote_name(pattern)}")
 
 
-def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
+def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
     """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
     read = parse_sql(text, BOUND_TO)
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
@@ -308,11 +310,11 @@ def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
     }, read.unused
 
 
-def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
+def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether all of it was used."""
     sql = predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-    ours, unused = kept(sql.ours, rows)
+    ours, unused = evaluate_sql(sql.ours, rows)
     context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(ours)}\nunused {unused}"
     assert actual_numbers <= ours, context
     assert bool(unused) <= (not sql.used), context
@@ -325,7 +327,7 @@ def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    used = [judged(seed, *table) for seed in range(examples(1500, 400))]
+    used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 400))]
     assert len(used) / 3 < sum(used) < len(used) * 14 / 15
 
 
@@ -334,13 +336,13 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
     for seed in range(10_000, 20_000):
-        judged(seed, *table)
+        compare_with_duckdb(seed, *table)
 
 
 # Cases that DuckDB's rows cannot show
 
 
-def said(text: str) -> Any:
+def parse_to_json(text: str) -> Any:
     """Return the expression of a fully used predicate as JSON."""
     read = parse_sql(text, BOUND_TO)
     assert read.unused == (), text
@@ -367,7 +369,7 @@ def said(text: str) -> Any:
     ],
 )
 def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transform: str, value: object) -> None:
-    result = said(text)
+    result = parse_to_json(text)
     assert (result["type"], result["term"]["transform"], result["value"]) == ("eq", transform, value)
 
 
@@ -415,13 +417,13 @@ def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
 
 
 def test_comparison_with_a_value_outside_floats_keeps_its_neighbours() -> None:
-    assert said("f < 0.7")["type"] == "lt-eq"  # For an engine that compares doubles, 0.7 is below 0.7.
-    assert said("f <> 0.7") == {"type": "not-null", "term": "f"}
+    assert parse_to_json("f < 0.7")["type"] == "lt-eq"  # For an engine that compares doubles, 0.7 is below 0.7.
+    assert parse_to_json("f <> 0.7") == {"type": "not-null", "term": "f"}
 
 
 def test_comparison_with_null_is_never_true() -> None:
     for text in ("a = NULL", "NOT (a = NULL)", "a NOT IN (1, NULL)", "a BETWEEN NULL AND NULL", "s LIKE NULL", "NULL"):
-        assert said(text) is False
+        assert parse_to_json(text) is False
 
 
 @pytest.mark.parametrize(

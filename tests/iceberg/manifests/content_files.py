@@ -18,7 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import values
 from seamark.formats.runtime.errors import BadRequest
-from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
+from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widen_kind
 from tests.planner.lakes.partitioning import apply, random_transform, result_kind
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
@@ -160,7 +160,7 @@ class Case:
             return ManifestEntry(status, rng.randint(1, LONG_MAX), None, None, file)
         inherits = status == ADDED and rng.random() < 0.8
         if status != ADDED:
-            file = replaced(file, first_row_id=rng.choice([None, 0, 2**50])) if content == 0 else file
+            file = replace_fields(file, first_row_id=rng.choice([None, 0, 2**50])) if content == 0 else file
         return ManifestEntry(
             status,
             None if status == ADDED and rng.random() < 0.5 else rng.randint(1, LONG_MAX),
@@ -174,7 +174,7 @@ class Case:
 
     def widen(self) -> TableMetadata:
         """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
-        wide = {column: widened(self.rng, kind) or kind for column, kind in self.kinds.items()}
+        wide = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in wide.items()]
@@ -198,11 +198,11 @@ def contents(version: int) -> list[int]:
     return [0] if version == 1 else [0, 1, 2]
 
 
-def written(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 
-def replaced(file: ContentFile, **more: Any) -> ContentFile:
+def replace_fields(file: ContentFile, **more: Any) -> ContentFile:
     return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | more)
 
 
@@ -210,7 +210,7 @@ def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
     return [entry for entry in entries if entry.status != DELETED]
 
 
-def inherited(
+def inherit_values(
     entries: list[ManifestEntry], version: int, content: int, snapshot: int, sequence: int, first_row_id: int | None
 ) -> list[ManifestEntry]:
     """Return the live entries as readers must see them.
@@ -227,7 +227,7 @@ def inherited(
         known = None if version < 3 or entry.status == ADDED else file.first_row_id
         if first_row_id is not None and known is None and content == 0:
             known, first_row_id = first_row_id, first_row_id + file.record_count
-        file = replaced(file, first_row_id=known if version > 2 else None)
+        file = replace_fields(file, first_row_id=known if version > 2 else None)
         results.append(
             ManifestEntry(entry.status, snapshot if entry.snapshot_id is None else entry.snapshot_id, *numbers, file)
         )
@@ -245,7 +245,7 @@ def same(left: ManifestEntry, right: ManifestEntry) -> bool:
     ours, theirs = left.file, right.file
     return (
         comparable(ours.partition) == comparable(theirs.partition)
-        and replaced(ours, partition=()) == replaced(theirs, partition=())
+        and replace_fields(ours, partition=()) == replace_fields(theirs, partition=())
         and [left.status, left.snapshot_id, left.sequence_number, left.file_sequence_number]
         == [right.status, right.snapshot_id, right.sequence_number, right.file_sequence_number]
     )

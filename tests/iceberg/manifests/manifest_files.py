@@ -39,7 +39,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def framed(data: bytes) -> bytes:
+def add_length(data: bytes) -> bytes:
     return varint(len(data)) + data
 
 
@@ -70,9 +70,9 @@ def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
         case "double":
             return struct.pack("<d", value)
         case "bytes":
-            return framed(value)
+            return add_length(value)
         case "string":
-            return framed(value.encode())
+            return add_length(value.encode())
         case "fixed":
             return bytes(value)
         case "record":
@@ -80,7 +80,9 @@ def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
         case "array":
             return _blocks([encode(schema["items"], item, split) for item in value], split)
         case "map":
-            return _blocks([framed(k.encode()) + encode(schema["values"], v, split) for k, v in value.items()], split)
+            return _blocks(
+                [add_length(k.encode()) + encode(schema["values"], v, split) for k, v in value.items()], split
+            )
         case _:
             return encode(kind, value, split)
 
@@ -124,9 +126,13 @@ def container(
     """Return an object file of rows that are already encoded."""
     entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
     out = b"Obj\x01" + varint(len(entries))
-    out += b"".join(framed(key.encode()) + framed(value.encode()) for key, value in entries.items()) + varint(0) + sync
+    out += (
+        b"".join(add_length(key.encode()) + add_length(value.encode()) for key, value in entries.items())
+        + varint(0)
+        + sync
+    )
     for rows in blocks:
-        out += varint(len(rows)) + framed(compress(codec, b"".join(rows))) + sync
+        out += varint(len(rows)) + add_length(compress(codec, b"".join(rows))) + sync
     return out
 
 

@@ -15,7 +15,7 @@ from seamark.formats.iceberg.manifests.content_file import column_type, decode_c
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replaced
+from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replace_fields
 from tests.seeds import examples
 
 MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
@@ -30,7 +30,7 @@ def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> Non
         content_file = encode_content_file(file, case.metadata)
         actual_content_file = decode_content_file(json.loads(json.dumps(content_file)), case.metadata)
         assert comparable(actual_content_file.partition) == comparable(file.partition), case
-        assert replaced(actual_content_file, partition=()) == replaced(file, partition=()), case
+        assert replace_fields(actual_content_file, partition=()) == replace_fields(file, partition=()), case
 
 
 @settings(max_examples=examples(60))
@@ -267,7 +267,7 @@ def test_random_json_is_rejected_or_read_as_a_file(
     except BadRequest:
         return
     second_content_file = decode_content_file(encode_content_file(content_file, TABLES[version]), TABLES[version])
-    assert replaced(second_content_file, partition=()) == replaced(content_file, partition=())
+    assert replace_fields(second_content_file, partition=()) == replace_fields(content_file, partition=())
     assert comparable(second_content_file.partition) == comparable(content_file.partition)
 
 
@@ -321,4 +321,4 @@ def test_column_has_its_latest_type() -> None:
 def test_file_of_an_unknown_spec_has_no_json() -> None:
     file = decode_content_file(DATA, TABLES[2])
     with pytest.raises(BadRequest, match=r"no partition spec 77, with which s3://lake/f\.parquet"):
-        encode_content_file(replaced(file, spec_id=77), TABLES[2])
+        encode_content_file(replace_fields(file, spec_id=77), TABLES[2])

@@ -32,7 +32,7 @@ def made_manifest(rng: random.Random) -> Manifest:
     return Manifest(path, rng.choice([5, 5000]), 0, rng.randrange(2), 1, 1, 7, [], partitions, None, counts)
 
 
-def changed(manifests: list[Manifest], rng: random.Random) -> list[Manifest]:
+def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manifest]:
     change = rng.random()
     place = rng.randrange(len(manifests) + 1)
     if change < 0.3:
@@ -67,7 +67,7 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
         assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
         known = decoded
         for _ in range(rng.randrange(3)):
-            made_manifests = changed(made_manifests, rng)
+            made_manifests = change_randomly(made_manifests, rng)
 
 
 def test_list_with_one_more_manifest_reuses_the_others() -> None:

@@ -35,7 +35,7 @@ ROWS = [
 """Enough for two blocks of six rows, with entries in each map."""
 
 
-def whole(codec: str = "null") -> bytes:
+def make_manifest(codec: str = "null") -> bytes:
     encoded = [files.encode(SCHEMA, row) for row in ROWS]
     return files.container(SCHEMA, [encoded[:6], encoded[6:]], codec=codec)
 
@@ -58,7 +58,7 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
-    data = whole(codec)
+    data = make_manifest(codec)
     ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
     read = [end for end in range(len(data)) if survives(data[:end])]
     assert len(ends) == 2
@@ -68,7 +68,7 @@ def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str)
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_flipped_bytes_are_corrupt_or_decode_to_valid_rows(codec: str) -> None:
-    _flip(whole(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
+    _flip(make_manifest(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
 
 def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
     """Return a file of one uncompressed block with these bytes."""
-    return files.container(schema, []) + files.varint(count) + files.framed(data) + files.SYNC
+    return files.container(schema, []) + files.varint(count) + files.add_length(data) + files.SYNC
 
 
 ONE = files.encode(SCHEMA, ROWS[0])
@@ -138,7 +138,7 @@ FORTY_GIB = files.varint(40 << 30)
         (files.container(SCHEMA, [], codec="lzma"), "is compressed with 'lzma'; codecs that can be read: deflate"),
         (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
         (files.container("{", []), "rows|not a type|unknown type"),
-        (whole().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
+        (make_manifest().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
         (body(data=ONE[:-1]), "block 0, at byte .*ends in the middle of a value"),
         (body(data=ONE + b"\x00"), "holds more bytes than its rows take"),
         (body(count=2, data=ONE), "block 0, at byte .*: ends in the middle of a value"),
@@ -153,8 +153,8 @@ FORTY_GIB = files.varint(40 << 30)
         (body(data=b"\x02\x01" + ONE), "snapshot_id: a union names a branch"),
         (body(data=TO_PATH + files.varint(-5) + ONE), "file_path: a length or count is negative"),
         (body(data=TO_PATH + FORTY_GIB + ONE), "file_path: a length or count is more than the bytes that follow"),
-        (body(data=TO_PATH + files.framed(b"\xc0\xaf") + ONE), "file_path: a string is not UTF-8"),
-        (body(data=TO_PATH + files.framed(b"a" * 9 + b"\xed\xa0\x80") + ONE), "file_path: a string is not UTF-8"),
+        (body(data=TO_PATH + files.add_length(b"\xc0\xaf") + ONE), "file_path: a string is not UTF-8"),
+        (body(data=TO_PATH + files.add_length(b"a" * 9 + b"\xed\xa0\x80") + ONE), "file_path: a string is not UTF-8"),
     ],
 )
 def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
@@ -280,7 +280,7 @@ def test_rows_of_null_records_do_not_multiply_memory() -> None:
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     bomb = files.compress(codec, bytes(64 << 20))
-    data = files.container(SCHEMA, [], codec=codec) + files.varint(1) + files.framed(bomb) + files.SYNC
+    data = files.container(SCHEMA, [], codec=codec) + files.varint(1) + files.add_length(bomb) + files.SYNC
     tracemalloc.start()
     with pytest.raises(Corrupt, match="the-file: inflates to more than 1048576 bytes"):
         decode_manifest(data, "the-file", inflated_limit_bytes=1 << 20)
@@ -290,7 +290,7 @@ def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
 
 
 def test_size_limit_counts_all_blocks_together() -> None:
-    data = whole("deflate")
+    data = make_manifest("deflate")
     size = len(decode_manifest(data, "m").heap)
     assert decode_manifest(data, "m", inflated_limit_bytes=size).rows == 12
     with pytest.raises(Corrupt, match=f"inflates to more than {size - 1} bytes"):
@@ -315,7 +315,7 @@ def test_statistics_of_too_many_columns_are_rejected() -> None:
 
 @pytest.mark.slow
 def test_decoding_leaks_no_memory() -> None:
-    good, cut = whole("deflate"), whole("null")[:-40]
+    good, cut = make_manifest("deflate"), make_manifest("null")[:-40]
     bad_row = body(data=ONE[:-1])
 
     def once() -> None:

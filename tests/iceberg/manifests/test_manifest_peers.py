@@ -20,7 +20,7 @@ from pyiceberg.manifest import read_manifest_list
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
-from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherited, written
+from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, encode_entries, inherit_values
 from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
 from tests.seeds import examples
 from tests.services.java import SHORT_LIVED, java_17
@@ -47,7 +47,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     entries, described = [], []
     for content in contents(version):
         entries.append(case.entries(content))
-        made = written(case, entries[-1], min(content, 1))
+        made = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
         described.append(made.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
@@ -65,7 +65,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         assert [(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound) for s in manifest.partitions or ()] == [
             (s.contains_null, s.contains_nan, s.lower, s.upper) for s in ours.partitions or ()
         ]
-        expected = inherited(given_entries, version, ours.content, SNAPSHOT, SEQUENCE, None)
+        expected = inherit_values(given_entries, version, ours.content, SNAPSHOT, SEQUENCE, None)
         manifest_entry = manifest.fetch_manifest_entry(io)
         assert len(manifest_entry) == len(expected)
         for theirs_entry, entry in zip(manifest_entry, expected, strict=True):
@@ -109,7 +109,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     described, entries = [], []
     for content in contents(case.version):
         entries.append(case.entries(content))
-        made = written(case, entries[-1], min(content, 1))
+        made = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
         described.append(made.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
@@ -127,7 +127,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     return manifests, entries, (folder / "v1.metadata.json").as_uri()
 
 
-def said_by_java(case: Case, entry: ManifestEntry) -> dict[str, Any]:
+def entry_in_java_form(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
     actual: dict[str, Any] = {
@@ -166,16 +166,16 @@ def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
             told = said.pop("partitions", None)
             wanted = msgspec.to_builtins(msgspec.structs.replace(manifest, partitions=None))
             assert said == {name: wanted[name] for name in said}, case
-            assert told == told_by_java(manifest), case
-            expected = inherited(
+            assert told == parse_java_lines(manifest), case
+            expected = inherit_values(
                 given_entries, case.version, manifest.content, SNAPSHOT, SEQUENCE, manifest.first_row_id
             )
-            assert files == [said_by_java(case, entry) for entry in expected], case
+            assert files == [entry_in_java_form(case, entry) for entry in expected], case
             compared += len(files)
     assert compared > 500
 
 
-def told_by_java(manifest: ManifestFile) -> list[dict[str, Any]] | None:
+def parse_java_lines(manifest: ManifestFile) -> list[dict[str, Any]] | None:
     if manifest.partitions is None:
         return None
     return [

@@ -44,12 +44,12 @@ from tests.iceberg.manifests.content_files import (
     SNAPSHOT,
     Case,
     contents,
-    inherited,
+    encode_entries,
+    inherit_values,
     live,
-    replaced,
+    replace_fields,
     same,
     summary_of,
-    written,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest_bytes
@@ -63,7 +63,7 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
     return entries_of(decode_listed(data, manifest), manifest, metadata)
 
 
-def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
+def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
     """Return the manifests as readers of a manifest list find them."""
     if case.version > 2:
         manifests, _ = assign_first_row_ids(manifests, next_row_id)
@@ -85,11 +85,11 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     case = Case(seed, version)
     for content in contents(version):
         entries = case.entries(content)
-        made = written(case, entries, min(content, 1))
+        made = encode_entries(case, entries, min(content, 1))
         described = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
-        (manifest,) = listed(case, [described])
+        (manifest,) = write_and_read_list(case, [described])
         actual_entries = read_entries(made.data, manifest, case.metadata)
-        expected = inherited(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
+        expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
         assert len(actual_entries) == len(expected), case
         for ours, theirs in zip(actual_entries, expected, strict=True):
             assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
@@ -100,7 +100,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
-    made = written(case, entries)
+    made = encode_entries(case, entries)
     result = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
     assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
@@ -159,7 +159,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     )
     manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
     actual_entries = read_entries(data, manifest, case.metadata)
-    expected = inherited(entries, version, content, SNAPSHOT, SEQUENCE, None)
+    expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, None)
     assert len(actual_entries) == len(expected)
     for ours, other in zip(actual_entries, expected, strict=True):
         left_out = (
@@ -170,7 +170,9 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         )  # The numbers of this writer, or no numbers
         plain = dict.fromkeys((*left_out, *(LEFT_OUT_WHEN_SPARSE if style.sparse and content == 0 else ())))
         manifest_entries = [
-            ManifestEntry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replaced(e.file, **plain))
+            ManifestEntry(
+                e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replace_fields(e.file, **plain)
+            )
             for e in (ours, other)
         ]
         assert same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
@@ -209,8 +211,10 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     case = Case(seed, 3)
     wide = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
-    made = written(case, entries)
-    (manifest,) = listed(case, [made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)])
+    made = encode_entries(case, entries)
+    (manifest,) = write_and_read_list(
+        case, [made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
+    )
     old = read_entries(made.data, manifest, case.metadata)
     days = [
         value or 0
@@ -232,7 +236,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in new], metadata=wide, spec_id=0, content=0
     )
-    (described,) = listed(
+    (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
     for before, after in zip(new, read_entries(second_manifest.data, described, wide), strict=True):
@@ -253,7 +257,7 @@ def data_file(partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
     return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | more)
 
 
-def added(file: ContentFile, **more: Any) -> ManifestEntry:
+def added_entry(file: ContentFile, **more: Any) -> ManifestEntry:
     return ManifestEntry(
         **{"status": ADDED, "snapshot_id": None, "sequence_number": None}
         | more
@@ -264,14 +268,14 @@ def added(file: ContentFile, **more: Any) -> ManifestEntry:
 def test_equal_entries_produce_equal_bytes() -> None:
     case = Case(5, 2)
     entries = case.entries() or [case.entry()]
-    assert written(case, entries).data == written(case, entries).data
+    assert encode_entries(case, entries).data == encode_entries(case, entries).data
 
 
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     case = table(properties={"write.avro.compression-codec": codec})
-    entries = [added(data_file(file_path=f"{i}.parquet")) for i in range(450)]
-    data = written(case, entries).data
+    entries = [added_entry(data_file(file_path=f"{i}.parquet")) for i in range(450)]
+    data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
     if codec in (
         "gzip",
@@ -284,9 +288,10 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
 
 
 def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
-    entries = [added(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
+    entries = [added_entry(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
-        len(written(table(properties={"write.avro.compression-level": level}), entries).data) for level in ("1", "9")
+        len(encode_entries(table(properties={"write.avro.compression-level": level}), entries).data)
+        for level in ("1", "9")
     ]
     assert sizes[0] > sizes[1]
 
@@ -301,12 +306,12 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 )
 def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
-        written(table(properties=properties), [])
+        encode_entries(table(properties=properties), [])
 
 
 def test_manifest_header_equals_that_of_javas_writers() -> None:
     case = table(3, [(1, "bucket[4]", "b")])
-    metadata = decode_manifest(written(case, []).data, "m").metadata
+    metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
     assert json.loads(metadata["schema"]) == case.json()["schema"]
     assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
     assert {name: metadata[name] for name in ("schema-id", "partition-spec-id", "format-version", "content")} == {
@@ -317,19 +322,19 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     }
     deletes = write_manifest([], metadata=case.metadata, spec_id=0, content=1)
     assert decode_manifest(deletes.data, "m").metadata["content"] == "deletes"
-    assert "content" not in decode_manifest(written(table(1), []).data, "m").metadata
+    assert "content" not in decode_manifest(encode_entries(table(1), []).data, "m").metadata
 
 
 @pytest.mark.parametrize(
     ("version", "entry", "content", "told"),
     [
-        (1, added(data_file()), 0, "requires a snapshot id"),
-        (1, added(data_file(content=1), snapshot_id=1), 1, "no delete files"),
-        (2, added(data_file()), 1, "content of .* differs from the manifest"),
-        (2, added(data_file(content=1)), 0, "content of .* differs from the manifest"),
-        (2, added(data_file(spec_id=1)), 0, "the partition spec .* differs from the manifest"),
-        (2, added(data_file(), status=EXISTING, snapshot_id=1), 0, "only an added file inherits"),
-        (3, added(data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
+        (1, added_entry(data_file()), 0, "requires a snapshot id"),
+        (1, added_entry(data_file(content=1), snapshot_id=1), 1, "no delete files"),
+        (2, added_entry(data_file()), 1, "content of .* differs from the manifest"),
+        (2, added_entry(data_file(content=1)), 0, "content of .* differs from the manifest"),
+        (2, added_entry(data_file(spec_id=1)), 0, "the partition spec .* differs from the manifest"),
+        (2, added_entry(data_file(), status=EXISTING, snapshot_id=1), 0, "only an added file inherits"),
+        (3, added_entry(data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
     ],
 )
 def test_entries_that_readers_would_misread_are_not_written(
@@ -340,7 +345,9 @@ def test_entries_that_readers_would_misread_are_not_written(
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
-    made = written(table(1), [added(data_file(), snapshot_id=5), added(data_file(), status=EXISTING, snapshot_id=4)])
+    made = encode_entries(
+        table(1), [added_entry(data_file(), snapshot_id=5), added_entry(data_file(), status=EXISTING, snapshot_id=4)]
+    )
     (manifest,) = decode_manifest_list(
         write_manifest_list(
             [made.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
@@ -356,7 +363,7 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
-    (again,) = listed(table(2), [manifest])
+    (again,) = write_and_read_list(table(2), [manifest])
     assert again == manifest
 
 
@@ -384,13 +391,15 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     case = table(3)
     old = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
-        added(data_file(first_row_id=3, record_count=50)),  # The writer of an added file does not choose this number.
-        added(data_file(first_row_id=70, record_count=25), **old),
-        added(data_file(record_count=5), **old),
-        added(data_file(record_count=9), **old | {"status": DELETED}),
-        added(data_file(record_count=1)),
+        added_entry(
+            data_file(first_row_id=3, record_count=50)
+        ),  # The writer of an added file does not choose this number.
+        added_entry(data_file(first_row_id=70, record_count=25), **old),
+        added_entry(data_file(record_count=5), **old),
+        added_entry(data_file(record_count=9), **old | {"status": DELETED}),
+        added_entry(data_file(record_count=1)),
     ]
-    made = written(case, entries)
+    made = encode_entries(case, entries)
     described = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), following = assign_first_row_ids([described], 1_000)
     assert following == 1_081
@@ -399,7 +408,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 
 
 def test_version_3_manifest_list_requires_first_row_ids() -> None:
-    described = written(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    described = encode_entries(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):
         write_manifest_list([described], format_version=3, **options)
@@ -415,7 +424,7 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
 def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
     case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
-    made = written(case, [added(data_file((value, 1))) for value in uuids])
+    made = encode_entries(case, [added_entry(data_file((value, 1))) for value in uuids])
     assert (made.partitions is not None) == agree
 
 
@@ -423,7 +432,7 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
     case = table(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
-    made = written(case, [added(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
+    made = encode_entries(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
     assert made.partitions is not None
     (summary,) = made.partitions
     assert (summary.contains_null, summary.contains_nan) == (True, True)
@@ -432,7 +441,7 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
 
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
-    made = written(case, [added(data_file((LOW, 3)))])
+    made = encode_entries(case, [added_entry(data_file((LOW, 3)))])
     manifest = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     without = {"type": "struct", "schema-id": 1, "fields": columns}
@@ -454,7 +463,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
     case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
-    made = written(case, [added(data_file((None, 4)), snapshot_id=1)])
+    made = encode_entries(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(made.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
     partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
@@ -465,7 +474,7 @@ def test_partition_field_without_values_has_type_null() -> None:
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
-    made = written(case, [added(data_file((1,)))])
+    made = encode_entries(case, [added_entry(data_file((1,)))])
     manifest = made.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed, told in [
         (made.data[:-1], {}, "bytes; the manifest list states"),
@@ -488,7 +497,7 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: flo
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    made = written(case, case.entries())
+    made = encode_entries(case, case.entries())
     data = bytearray(made.data)
     data[int(at * len(data))] = byte
     manifest = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)

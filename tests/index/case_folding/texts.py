@@ -13,7 +13,7 @@ UNASSIGNED = "\u0378\U0010ffff\ua7dd"
 
 
 @cache
-def cased() -> str:
+def list_cased_characters() -> str:
     """Return all characters that have another case in Python."""
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(point for point in points if point != point.lower() or point != point.upper())
@@ -24,8 +24,12 @@ def random_texts(rng: random.Random, count: int) -> list[str]:
 
 
 def random_text(rng: random.Random) -> str:
-    letters = [rng.choice(["aAkKiIsSjJtT@. 1", ODD, ODD, MARKS, cased(), UNASSIGNED if rng.random() < 0.1 else "x"])]
-    letters += [rng.choice(["aAkKiIsSjJtT@. 1", ODD, MARKS, cased()]) for _ in range(rng.randrange(7))]
+    letters = [
+        rng.choice(
+            ["aAkKiIsSjJtT@. 1", ODD, ODD, MARKS, list_cased_characters(), UNASSIGNED if rng.random() < 0.1 else "x"]
+        )
+    ]
+    letters += [rng.choice(["aAkKiIsSjJtT@. 1", ODD, MARKS, list_cased_characters()]) for _ in range(rng.randrange(7))]
     return "".join(rng.choice(letter) for letter in letters)
 
 

@@ -41,13 +41,13 @@ class Equations:
         self._parts: dict[int, tuple[int, ...]] = {}
         self._left_out = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
-    def folded(self, points: Iterable[int]) -> list[int]:
+    def fold(self, points: Iterable[int]) -> list[int]:
         results: list[int] = []
         for point in points:
             while point in self._class_of:
                 point = self._class_of[point]
             if point in self._parts:
-                results += self.folded(self._parts[point])
+                results += self.fold(self._parts[point])
             elif point not in self._left_out:
                 results.append(point)
         return results
@@ -58,12 +58,12 @@ class Equations:
         Raises:
             ValueError: The equation has no solution.
         """
-        left, right = self.folded(left), self.folded(right)
+        left, right = self.fold(left), self.fold(right)
         if left == right:
             return
         if len(left) == len(right):
             for one, other in zip(left, right, strict=True):
-                self._join(*self.folded([one]), *self.folded([other]))
+                self._join(*self.fold([one]), *self.fold([other]))
         elif len(left) == 1 and left[0] not in right:
             self._parts[left[0]] = tuple(right)
         elif len(right) == 1 and right[0] not in left:
@@ -93,7 +93,7 @@ def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict
             for text in sorted(texts, key=len):
                 if point not in unassigned and not unassigned & set(map(ord, text)):
                     equations.add([point], list(map(ord, text)))
-    folded = {point: "".join(map(chr, equations.folded([point]))) for point in range(0x110000)}
+    folded = {point: "".join(map(chr, equations.fold([point]))) for point in range(0x110000)}
     return {point: text for point, text in folded.items() if text != chr(point)}
 
 

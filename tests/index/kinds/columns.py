@@ -31,7 +31,7 @@ class Kind:
     nans: bool = False
 
 
-def _typed(arrow: pa.DataType, through: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
+def _array_builder(arrow: pa.DataType, through: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
     return lambda values: (
         pa.array(values, through or arrow).cast(arrow) if through != arrow else pa.array(values, arrow)
     )
@@ -70,24 +70,24 @@ def _text(huge: bool) -> Callable[[random.Random], str]:
 
 
 KINDS = [
-    Kind("boolean", lambda rng: rng.random() < 0.5, _typed(pa.bool_())),
-    Kind("int", _ints(32), _typed(pa.int32())),
-    Kind("long", _ints(64), _typed(pa.int64())),
-    Kind("date", _ints(20), _typed(pa.date32(), pa.int32())),
-    Kind("time", lambda rng: rng.randrange(86_400_000_000), _typed(pa.time64("us"), pa.int64())),
-    Kind("timestamp", _ints(50), _typed(pa.timestamp("us"), pa.int64())),
-    Kind("timestamptz", _ints(50), _typed(pa.timestamp("us", "UTC"), pa.int64())),
-    Kind("timestamp_ns", _ints(63), _typed(pa.timestamp("ns"), pa.int64())),
-    Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _typed(pa.float32()), nans=True),
-    Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _typed(pa.float64()), nans=True),
+    Kind("boolean", lambda rng: rng.random() < 0.5, _array_builder(pa.bool_())),
+    Kind("int", _ints(32), _array_builder(pa.int32())),
+    Kind("long", _ints(64), _array_builder(pa.int64())),
+    Kind("date", _ints(20), _array_builder(pa.date32(), pa.int32())),
+    Kind("time", lambda rng: rng.randrange(86_400_000_000), _array_builder(pa.time64("us"), pa.int64())),
+    Kind("timestamp", _ints(50), _array_builder(pa.timestamp("us"), pa.int64())),
+    Kind("timestamptz", _ints(50), _array_builder(pa.timestamp("us", "UTC"), pa.int64())),
+    Kind("timestamp_ns", _ints(63), _array_builder(pa.timestamp("ns"), pa.int64())),
+    Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _array_builder(pa.float32()), nans=True),
+    Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _array_builder(pa.float64()), nans=True),
     Kind("decimal(9, 2)", _unscaled(9), _decimals(9, 2)),
     Kind("decimal(18, 0)", _unscaled(18), _decimals(18, 0)),
     Kind("decimal(38, 10)", _unscaled(38), _decimals(38, 10)),
-    Kind("string", _text(False), _typed(pa.string())),
-    Kind("string, huge", _text(True), _typed(pa.large_string())),
-    Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _typed(pa.binary())),
-    Kind("fixed[3]", lambda rng: rng.randbytes(3), _typed(pa.binary(3))),
-    Kind("uuid", lambda rng: rng.randbytes(16), _typed(pa.binary(16))),
+    Kind("string", _text(False), _array_builder(pa.string())),
+    Kind("string, huge", _text(True), _array_builder(pa.large_string())),
+    Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _array_builder(pa.binary())),
+    Kind("fixed[3]", lambda rng: rng.randbytes(3), _array_builder(pa.binary(3))),
+    Kind("uuid", lambda rng: rng.randbytes(16), _array_builder(pa.binary(16))),
 ]
 
 
@@ -129,7 +129,7 @@ class Predicate:
 
     def keys(self) -> KeyRanges:
         results = []
-        for low, high, low_open, high_open in joined(self.ranges):
+        for low, high, low_open, high_open in merge_ranges(self.ranges):
             low_key, high_key = (None if end is None else key_of(end, self.kind) for end in (low, high))
             results.append(KeyRange(low_key, high_key, low_open, high_open))
         return KeyRanges(self.kind, tuple(results), self.nulls, self.nans)
@@ -148,7 +148,7 @@ class Predicate:
         return False
 
 
-def joined(ranges: Sequence[Range]) -> list[Range]:
+def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
     """Return ascending, disjoint ranges of the same values."""
     actual_ranges: list[Range] = []
     for item in sorted(

@@ -25,11 +25,11 @@ from tests.seeds import quick
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
-def built(kind: Kind, values: Sequence[Any]) -> FileBitmap:
+def build_file(kind: Kind, values: Sequence[Any]) -> FileBitmap:
     return bitmap.build(keys_of(kind.arrow(values), kind_of(kind)))
 
 
-def opened(entries: Sequence[FileBitmap]) -> Bitmap:
+def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
     return Bitmap(memoryview(b"".join(bitmap.encode(entries))))
 
 
@@ -41,7 +41,7 @@ def code(value: int) -> int:
     return value + (1 << 63)
 
 
-def asked(*values: int) -> KeyRanges:
+def ranges_of(*values: int) -> KeyRanges:
     return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(code, set(values)))))
 
 
@@ -49,7 +49,7 @@ def between(low: int | None, high: int | None) -> KeyRanges:
     return KeyRanges("long", (KeyRange(low if low is None else code(low), high if high is None else code(high)),))
 
 
-def found(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
+def find_rows(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
     return np.flatnonzero(mask_of(index.rows(file, ranges), rows)).tolist()
 
 
@@ -62,7 +62,7 @@ def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: rand
         assert len(marks) == len(columns)
         for number, values in enumerate(columns):
             expected = [row for row, value in enumerate(values) if predicate.holds(value)]
-            rows = found(index, number, ranges, len(values))
+            rows = find_rows(index, number, ranges, len(values))
             if index.exact(ranges):
                 assert (rows, marks[number]) == (expected, int(bool(expected)))
             else:
@@ -86,7 +86,7 @@ def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed
     rng = random.Random(f"{kind.name} {seed}")
     pool = [kind.draw(rng) for _ in range(40)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(rng.choice([1, 3, 9]))]
-    index = opened([built(kind, values) for values in columns])
+    index = open_bitmap([build_file(kind, values) for values in columns])
     index.verify()
     check(index, kind, columns, rng, 12)
 
@@ -99,9 +99,9 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
     parts, kept, columns = [], [], []
     for _ in range(3):
         mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
-        entries = [built(kind, values) for values in mine]
+        entries = [build_file(kind, values) for values in mine]
         keep = np.array([rng.random() < 0.6 for _ in mine])
-        parts.append((opened(entries), keep))
+        parts.append((open_bitmap(entries), keep))
         kept += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
         columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
     merged = b"".join(bitmap.merge(parts))
@@ -116,14 +116,14 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
     columns = [
         [rng.randrange(50) if shared else number * 7 + rng.randrange(9) for _ in range(5)] for number in range(files)
     ]
-    index = opened([of_longs(values) for values in columns])
+    index = open_bitmap([of_longs(values) for values in columns])
     for _ in range(60):
         low = rng.randrange(-5, 7 * files + 60)
         for ranges, holds in (
-            (asked(low), lambda v, low=low: v == low),
+            (ranges_of(low), lambda v, low=low: v == low),
             (between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
             (between(None, low), lambda v, low=low: v <= low),
-            (asked(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
+            (ranges_of(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
             assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
 
@@ -145,7 +145,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
     rng = np.random.default_rng(2)
-    section = opened([of_longs(rng.integers(0, 1000, 100_000))]).section(0)
+    section = open_bitmap([of_longs(rng.integers(0, 1000, 100_000))]).section(0)
     assert section.layout == SLICES
     assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
 
@@ -153,22 +153,22 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
 def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
-    index = opened([of_longs(values)])
+    index = open_bitmap([of_longs(values)])
     assert index.section(0).layout == EQUALITY
     assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
     for wanted in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(wanted))).tolist()
-        assert found(index, 0, asked(*wanted), len(values)) == expected
+        assert find_rows(index, 0, ranges_of(*wanted), len(values)) == expected
 
 
 @pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
 def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
-    index = opened([of_longs(values)])
+    index = open_bitmap([of_longs(values)])
     wanted = rng.choice(5000, bounds, replace=False)
     expected = np.flatnonzero(np.isin(values, wanted)).tolist()
-    assert found(index, 0, asked(*wanted.tolist()), len(values)) == expected
+    assert find_rows(index, 0, ranges_of(*wanted.tolist()), len(values)) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,19 +186,19 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     ids=["ascending", "descending", "spread", "random", "few and far", "dense", "constant", "extremes"],
 )
 def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    index = opened([of_longs(values)])
+    index = open_bitmap([of_longs(values)])
     distinct = np.unique(values)
     assert index.section(0).cardinality == len(distinct)
     for at in np.random.default_rng(7).integers(0, len(distinct), 20):
         value = int(distinct[at])
-        assert found(index, 0, asked(value), len(values)) == np.flatnonzero(values == value).tolist()
-        assert found(index, 0, between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
+        assert find_rows(index, 0, ranges_of(value), len(values)) == np.flatnonzero(values == value).tolist()
+        assert find_rows(index, 0, between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG + "b", None]
-    index = opened([bitmap.build(keys_of(pa.array(values), "string"))])
+    index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))])
     for text, rows, exact in (
         ("short", [0], True),
         (stem, [1], True),
@@ -210,23 +210,23 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
         assert index.exact(ranges) is exact or len(text) == 1025
-        got = found(index, 0, ranges, len(values))
+        got = find_rows(index, 0, ranges, len(values))
         assert set(rows) - set(got) == set() if not exact else got == rows
 
 
 def test_prefix_predicates_are_ranges() -> None:
     values = ["Customer#1", "Customer#12", "Customer#2", "Supplier#1", None, "Cust"] * 30
-    index = opened([bitmap.build(keys_of(pa.array(values), "string"))] * 3)
+    index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))] * 3)
     ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
     expected = [row for row, value in enumerate(values) if value and value.startswith("Customer#1")]
-    assert found(index, 1, ranges, len(values)) == expected
+    assert find_rows(index, 1, ranges, len(values)) == expected
     assert index.files_with(ranges).tolist() == [1, 1, 1]
 
 
 def test_index_of_no_files_is_valid() -> None:
-    index = opened([])
+    index = open_bitmap([])
     assert index.files == 0
-    assert index.files_with(asked(1)).tolist() == []
+    assert index.files_with(ranges_of(1)).tolist() == []
     assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
 
 
@@ -236,7 +236,7 @@ def test_built_index_can_be_sent_to_another_process() -> None:
 
 
 def test_index_is_not_probed_with_keys_of_another_form() -> None:
-    index = opened([of_longs([1, 2])])
+    index = open_bitmap([of_longs([1, 2])])
     with pytest.raises(ValueError, match="codes does not support keys of type string"):
         index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
@@ -245,16 +245,16 @@ def test_index_is_not_probed_with_keys_of_another_form() -> None:
 
 def test_file_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="there are 2 marks for the 1 files"):
-        bitmap.merge([(opened([of_longs([1])]), np.array([True, False]))])
+        bitmap.merge([(open_bitmap([of_longs([1])]), np.array([True, False]))])
 
 
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
-    index = opened([of_longs([5, 6, 7]), of_longs([7, 8, 9, 9])])
+    index = open_bitmap([of_longs([5, 6, 7]), of_longs([7, 8, 9, 9])])
     start, length = index.section_range(1)
     hidden = bytearray(index.memory)
     first, first_length = index.section_range(0)
     hidden[first : first + first_length] = bytes(first_length)
-    assert found(Bitmap(memoryview(hidden)), 1, asked(9), 4) == [2, 3]
+    assert find_rows(Bitmap(memoryview(hidden)), 1, ranges_of(9), 4) == [2, 3]
     assert start + length == len(index.memory)
 
 
@@ -268,6 +268,6 @@ def test_bitmap_format_equals_the_documented_format() -> None:
         rng = random.Random(kind.name)
         columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
         # zstd's bytes may differ by version, so these columns are too small for compression and stay flat.
-        for part in bitmap.encode([built(kind, values) for values in columns]):
+        for part in bitmap.encode([build_file(kind, values) for values in columns]):
             digest.update(part)
     assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"

@@ -42,7 +42,7 @@ def strings(rng: np.random.Generator) -> list[pa.Array]:
     return [pa.array([f"name {number % 97}" for number in rng.integers(0, 500, rows)]) for rows in (40, 300, 0)]
 
 
-def asked(kind: str) -> list[KeyRanges]:
+def ranges_of_kind(kind: str) -> list[KeyRanges]:
     keys: Sequence[Any] = (
         [value + (1 << 63) for value in (0, 1, 5, 150, 400)]
         if kind == "long"
@@ -61,7 +61,7 @@ def answers(blob: bytes | bytearray, kind: str) -> Answers:
     index = Bitmap(memoryview(blob))
     return [
         (index.files_with(ranges).tolist(), [index.rows(file, ranges).tolist() for file in range(index.files)])
-        for ranges in asked(kind)
+        for ranges in ranges_of_kind(kind)
     ]
 
 
@@ -135,7 +135,7 @@ def test_swapped_sections_are_rejected() -> None:
     head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
-        index.rows(0, asked("long")[0])
+        index.rows(0, ranges_of_kind("long")[0])
 
 
 def test_damaged_section_is_not_merged() -> None:
@@ -149,7 +149,7 @@ def test_damaged_section_is_not_merged() -> None:
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("form", [CODES, BYTES])
 def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int, form: int) -> None:
-    """Checksums detect accidents; a malicious writer computes matching ones."""
+    """Checksums detect accidental damage only: a malicious writer computes checksums that match."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
         Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)

@@ -363,7 +363,7 @@ def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) 
 
 
 def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
-    # Checksums detect accidents, not malice: no header may make the kernels leave their memory.
+    # A malicious writer computes valid checksums, so no header may make the kernels read outside their memory.
     blob, hashes, _ = sound
     head = header_size(blob)
     rng = np.random.default_rng(13)

@@ -26,12 +26,12 @@ def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
     return KeySet(kind, rank_keys(keys_of(pa.array(values, arrow), kind))[0])
 
 
-def opened(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
+def open_bitmap(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
     entries = [bitmap.build(keys_of(pa.array(values, arrow), kind)) for values in files]
     return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(entries))))
 
 
-def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
+def random_values(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
     nulls = rng.choice([0, 0, 0.1])
     values = [None if rng.random() < nulls else rng.randrange(span) - span // 2 for _ in range(rows)]
     return [None if value is None else f"v{value}" for value in values] if text else values
@@ -43,9 +43,9 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
     kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
-    files = [drawn(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
-    index = opened(files, kind, arrow)
-    pool = [value for values in files for value in values if value is not None] + drawn(rng, text, span, 5)
+    files = [random_values(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
+    index = open_bitmap(files, kind, arrow)
+    pool = [value for values in files for value in values if value is not None] + random_values(rng, text, span, 5)
     expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
     keys = keys_in(sorted(expected), kind, arrow)
     assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
@@ -67,8 +67,8 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     columns, matching = [], [True] * rows
     for _ in range(rng.choice([1, 2, 4])):
         span = rng.choice([70, 300, 2000])
-        values = drawn(rng, False, span, rows)
-        index = opened([values], "long", pa.int64())
+        values = random_values(rng, False, span, rows)
+        index = open_bitmap([values], "long", pa.int64())
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
             expected: set[int] = set(range(low, low + width))
@@ -94,7 +94,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
 
 
 def test_parts_that_do_not_fit_together_are_rejected() -> None:
-    index = opened([list(range(100))], "long", pa.int64())
+    index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = keys_in(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
     column = index.column(0, keys.table)

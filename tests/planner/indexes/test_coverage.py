@@ -21,13 +21,13 @@ from seamark.metaserver.planner.view.view import TableView
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import ContentFile
 from tests.planner.lakes.tables import Table
-from tests.planner.test_lookup import a_planner, views
+from tests.planner.test_lookup import open_lookup_planner, views
 from tests.seeds import examples
 
 
 @pytest.fixture
 async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         yield planner
 
 
@@ -38,7 +38,7 @@ def ids_of(files: Sequence[ContentFile]) -> Words:
 
 
 async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Path) -> None:
-    async with a_planner(tmp_path) as planner:
+    async with open_lookup_planner(tmp_path) as planner:
         searched, count = 0, examples(40, 15)
         for seed in range(count):
             lake = random_lake(seed, tmp_path / str(seed))

@@ -37,7 +37,7 @@ from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, open_planning
-from tests.planner.lakes.tables import Table, Watched, numbers_of
+from tests.planner.lakes.tables import RecordingObjects, Table, numbers_of
 
 FILES = range(6)
 ODD = {"type": "eq", "term": "id", "value": 13}
@@ -51,11 +51,11 @@ def eq(value: int) -> dict[str, Any]:
     return {"type": "eq", "term": "id", "value": value}
 
 
-def both(left: Any, right: Any) -> dict[str, Any]:
+def and_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "and", "left": left, "right": right}
 
 
-def either(left: Any, right: Any) -> dict[str, Any]:
+def or_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "or", "left": left, "right": right}
 
 
@@ -77,7 +77,7 @@ class Rig:
         await self.table.register()
         return self.table
 
-    async def planning(
+    async def open_planning(
         self, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **options: Any
     ) -> Planning:
         return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **options))
@@ -86,7 +86,7 @@ class Rig:
         request = ScanRequest(filter=parse_expression(filter))
         return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.entry())
 
-    async def planned(self, planning: Planning, filter: Any) -> list[int]:
+    async def plan_files(self, planning: Planning, filter: Any) -> list[int]:
         return numbers_of(await self.scan(planning, filter))
 
 
@@ -98,7 +98,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(tmp_path, store, stack)
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def wait_until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
@@ -109,7 +109,7 @@ async def until(holds: Callable[[], bool]) -> None:
 SCHEMA = [(1, "id", "long"), (2, "name", "string"), (3, "ts", "timestamp"), (4, "kind", "int")]
 
 
-def asked(filter: Any, **properties: str) -> IndexProjection | None:
+def project_filter(filter: Any, **properties: str) -> IndexProjection | None:
     metadata = decode_table(
         json.dumps(
             {
@@ -146,7 +146,7 @@ def asked(filter: Any, **properties: str) -> IndexProjection | None:
     return project(bound_scan.bound, defined.enabled)
 
 
-def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
+def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return (index, operation, values) of each predicate on a term."""
     assert projected is not None
     results = [
@@ -160,8 +160,10 @@ def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, .
 
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
-    filter = both(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
-    result = said(asked(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))"))
+    filter = and_filter(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
+    result = list_predicates(
+        project_filter(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))")
+    )
     assert [(name, op) for name, op, _ in result] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
     assert result[1][2] == (18264,)
     assert result[2][2] == (5,)
@@ -169,10 +171,10 @@ def test_index_on_a_transform_receives_the_projected_filter() -> None:
 
 def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
     lower = {"l": "bitmap(lower(name))"}
-    assert said(asked({"type": "in", "term": "name", "values": ["Ab", "aB", "c"]}, **lower)) == [
+    assert list_predicates(project_filter({"type": "in", "term": "name", "values": ["Ab", "aB", "c"]}, **lower)) == [
         ("l", "in", ("ab", "c"))
     ]
-    assert said(asked({"type": "starts-with", "term": "name", "value": "AB"}, **lower)) == [
+    assert list_predicates(project_filter({"type": "starts-with", "term": "name", "value": "AB"}, **lower)) == [
         ("l", "eq", (UNKNOWN_CASE,)),
         ("l", "starts-with", ("ab",)),
     ]
@@ -183,7 +185,7 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
         {"type": "not-eq", "term": "name", "value": "B"},
         {"type": "is-null", "term": "name"},
     ):
-        assert asked(unsaid, **lower) is None, unsaid
+        assert project_filter(unsaid, **lower) is None, unsaid
 
 
 @pytest.mark.parametrize("indexed", ["lower", "upper"])
@@ -192,9 +194,12 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed}(name))"}
     listed = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
-    assert said(asked(listed, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
+    assert list_predicates(project_filter(listed, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
     prefix = {"type": "starts-with", "term": term, "value": "AB"}
-    assert said(asked(prefix, **index)) == [("l", "eq", (UNKNOWN_CASE,)), ("l", "starts-with", ("ab",))]
+    assert list_predicates(project_filter(prefix, **index)) == [
+        ("l", "eq", (UNKNOWN_CASE,)),
+        ("l", "starts-with", ("ab",)),
+    ]
     for unsaid in (
         {"type": "eq", "term": term, "value": "ab\U0010ffff"},
         {"type": "starts-with", "term": term, "value": "\U0010ffff"},
@@ -203,15 +208,21 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
         {"type": "lt", "term": term, "value": "ab"},
         {"type": "is-null", "term": term},
     ):
-        assert asked(unsaid, **index) is None, unsaid
-    assert said(asked({"type": "eq", "term": "name", "value": "\U0010ffff"}, **index)) == [("l", "eq", (UNKNOWN_CASE,))]
+        assert project_filter(unsaid, **index) is None, unsaid
+    assert list_predicates(project_filter({"type": "eq", "term": "name", "value": "\U0010ffff"}, **index)) == [
+        ("l", "eq", (UNKNOWN_CASE,))
+    ]
 
 
 def test_composite_key_index_receives_folded_values() -> None:
     term = {"type": "transform", "transform": "upper", "term": "name"}
-    result = said(asked(both(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))"))
+    result = list_predicates(
+        project_filter(and_filter(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))")
+    )
     assert result == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
-    projected = asked(both(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))")
+    projected = project_filter(
+        and_filter(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))"
+    )
     assert projected is not None
     ((_, equalities),) = projected.composite
     assert [equality.values for equality in equalities] == [(7,), ("ab",)]
@@ -225,26 +236,32 @@ def test_bloom_and_record_indexes_answer_equality_only() -> None:
         {"type": "is-null", "term": "id"},
         {"type": "in", "term": "id", "values": list(range(KEYS_MAX + 1))},
     ):
-        assert asked(unsaid, **indexes) is None
-    assert [name for name, _, _ in said(asked({"type": "in", "term": "id", "values": [1, 2]}, **indexes))] == ["b", "r"]
+        assert project_filter(unsaid, **indexes) is None
+    assert [
+        name
+        for name, _, _ in list_predicates(project_filter({"type": "in", "term": "id", "values": [1, 2]}, **indexes))
+    ] == ["b", "r"]
 
 
 def test_composite_key_index_is_used_when_each_column_has_values() -> None:
     index = {"r": "record(id, kind)"}
     kinds = {"type": "in", "term": "kind", "values": [1, 2]}
-    assert said(asked(both(eq(7), kinds), **index)) == [("r", "eq", (7,)), ("r", "in", (1, 2))]
-    assert asked(eq(7), **index) is None
-    assert asked(either(eq(7), kinds), **index) is None
-    assert asked(both(eq(7), {"type": "gt", "term": "kind", "value": 1}), **index) is None
+    assert list_predicates(project_filter(and_filter(eq(7), kinds), **index)) == [
+        ("r", "eq", (7,)),
+        ("r", "in", (1, 2)),
+    ]
+    assert project_filter(eq(7), **index) is None
+    assert project_filter(or_filter(eq(7), kinds), **index) is None
+    assert project_filter(and_filter(eq(7), {"type": "gt", "term": "kind", "value": 1}), **index) is None
     side = int(COMBINATIONS_MAX**0.5) + 1
     many = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
-    assert asked(both(*many), **index) is None
+    assert project_filter(and_filter(*many), **index) is None
 
 
 def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
-    assert asked(either(eq(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)") is None
-    projected = asked(either(eq(7), eq(8)), b="bloom(id)")
-    assert [op for _, op, _ in said(projected)] == ["eq", "eq"]
+    assert project_filter(or_filter(eq(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)") is None
+    projected = project_filter(or_filter(eq(7), eq(8)), b="bloom(id)")
+    assert [op for _, op, _ in list_predicates(projected)] == ["eq", "eq"]
 
 
 # Coverage
@@ -256,7 +273,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     again = await table.index("b", [1])
     other = Table(rig.folder / "other")
     other.commit(1, [other.manifest("a", [0])])
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
     opened = [await planning.indexes.open(file) for file in await table.files()]
@@ -282,23 +299,23 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
 
 async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    planning = await rig.planning()
-    assert await rig.planned(planning, ODD) == [1]
+    planning = await rig.open_planning()
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", [0, 2, 3])
-    assert await rig.planned(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", [1])
-    assert await rig.planned(planning, ODD) == []
-    assert await rig.planned(planning, eq(14)) == [1]
-    assert await rig.planned(planning, either(ODD, eq(55))) == [5]
+    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, eq(14)) == [1]
+    assert await rig.plan_files(planning, or_filter(ODD, eq(55))) == [5]
 
 
 async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
-    planning = await rig.planning()
-    never = both(eq(12), eq(14))
+    planning = await rig.open_planning()
+    never = and_filter(eq(12), eq(14))
     for name in ("l", "r"):
         await table.index(name, FILES)
-        assert await rig.planned(planning, never) == [1]
+        assert await rig.plan_files(planning, never) == [1]
     await table.index("b", FILES)
     scan = await rig.scan(planning, never)
     assert numbers_of(scan) == []
@@ -311,10 +328,10 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
     await table.index("i", FILES)
-    planning = await rig.planning()
-    scan = await rig.scan(planning, either(ODD, eq(14)))
+    planning = await rig.open_planning()
+    scan = await rig.scan(planning, or_filter(ODD, eq(14)))
     assert numbers_of(scan) == [1]
-    scan = await rig.scan(planning, either(ODD, eq(24)))
+    scan = await rig.scan(planning, or_filter(ODD, eq(24)))
     assert numbers_of(scan) == [2]
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
@@ -328,34 +345,34 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
     table = await rig.create(b="bitmap(id)")
     late = await table.index("b", [1])
     await table.index("b", [3])
-    stores: list[Watched] = []
+    stores: list[RecordingObjects] = []
 
     def watched(inner: ObjectStore) -> ObjectStore:
-        stores.append(Watched(inner))
+        stores.append(RecordingObjects(inner))
         stores[0].hold = late.name
         return stores[0]
 
-    planning = await rig.planning(watched, index_wait_s=0.2)
-    scan = await rig.scan(planning, either(ODD, eq(35)))
+    planning = await rig.open_planning(watched, index_wait_s=0.2)
+    scan = await rig.scan(planning, or_filter(ODD, eq(35)))
     assert numbers_of(scan) == [1]
     assert not scan.complete
     hits = planning.planner.stats().plan_hits
-    results = await asyncio.gather(*(rig.scan(planning, either(ODD, eq(value))) for value in (31, 33, 35, 37)))
+    results = await asyncio.gather(*(rig.scan(planning, or_filter(ODD, eq(value))) for value in (31, 33, 35, 37)))
     assert [numbers_of(result) for result in results] == [[1]] * 4
     assert stores[0].reads.count(late.name) == 1
     stores[0].let_go()
     (file,) = [file for file in await table.files() if file.location == late.as_uri()]
-    await until(lambda: planning.indexes.in_memory(file) is not None)
-    scan_result = await rig.scan(planning, either(ODD, eq(35)))
+    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    scan_result = await rig.scan(planning, or_filter(ODD, eq(35)))
     assert (numbers_of(scan_result), scan_result.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
-    assert await rig.scan(planning, either(ODD, eq(35))) is scan_result
+    assert await rig.scan(planning, or_filter(ODD, eq(35))) is scan_result
 
 
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
 
     def fault(_: memoryview) -> Any:
         raise ZeroDivisionError
@@ -364,22 +381,22 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     scan = await rig.scan(planning, ODD)
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
 
 
-async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, Watched]:
+async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
     """Return a planner that uses bloom indexes of any size by range reads.
 
     Its reads of this whole index file wait.
     """
-    stores: list[Watched] = []
+    stores: list[RecordingObjects] = []
 
     def watched(inner: ObjectStore) -> ObjectStore:
-        stores.append(Watched(inner))
+        stores.append(RecordingObjects(inner))
         stores[0].hold = path.name
         return stores[0]
 
-    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
+    planning = await rig.open_planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
     return planning, stores[0]
 
 
@@ -391,15 +408,15 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
     assert (numbers_of(first), first.complete) == ([], True)
     opening = len(storage.ranges)
     assert set(storage.ranges) == {path.name}
-    second = await rig.scan(planning, either(eq(15), eq(34)))
+    second = await rig.scan(planning, or_filter(eq(15), eq(34)))
     assert (numbers_of(second), second.complete) == ([3], True)
     assert 1 <= len(storage.ranges) - opening <= 2 * 7
     assert await rig.scan(planning, ODD) is first
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.in_memory(file) is not None)
+    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     asked_before = len(storage.ranges)
-    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == asked_before
     assert storage.reads.count(path.name) == 1
 
@@ -409,18 +426,18 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await far_away(rig, path)
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
     opening = len(storage.ranges)
     assert opening <= 7
-    assert await rig.planned(planning, either(eq(15), eq(34))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(15), eq(34))) == [3]
     assert len(storage.ranges) - opening <= 4
     scan = await rig.scan(planning, eq(14))
     assert (numbers_of(scan), scan.complete) == ([1], True)
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.in_memory(file) is not None)
+    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     before = len(storage.ranges)
-    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == before
 
 
@@ -431,13 +448,13 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path)
-    assert await rig.planned(planning, eq(12)) == [1]
+    assert await rig.plan_files(planning, eq(12)) == [1]
     request_count = len(storage.ranges)
-    scan = await rig.scan(planning, both(eq(12), eq(14)))
+    scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
     assert len(storage.ranges) == request_count + 1, "the section of one file"
-    plain = await rig.scan(await rig.planning(), both(eq(12), eq(14)))
+    plain = await rig.scan(await rig.open_planning(), and_filter(eq(12), eq(14)))
     assert plain.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
 
@@ -449,8 +466,8 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path, index_wait_s=0.6)
-    assert await rig.planned(planning, eq(12)) == [1]
-    assert await rig.planned(planning, eq(14)) == [1]
+    assert await rig.plan_files(planning, eq(12)) == [1]
+    assert await rig.plan_files(planning, eq(14)) == [1]
     request_count = len(storage.ranges)
 
     async def never(location: str, start: int, length: int) -> bytes:
@@ -460,7 +477,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
 
     monkeypatch.setattr(storage, "read_range", never)
     async with asyncio.timeout(60):
-        scan = await rig.scan(planning, both(eq(12), eq(14)))
+        scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([1], False)
     assert len(storage.ranges) == request_count + 1
 
@@ -475,8 +492,8 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     assert storage.ranges == []
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.in_memory(file) is not None)
-    assert len(await rig.planned(planning, many)) < 6
+    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    assert len(await rig.plan_files(planning, many)) < 6
 
 
 @pytest.mark.each_value
@@ -503,25 +520,25 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
     assert 1 in numbers_of(scan)
     assert not scan.complete
     storage.let_go()
-    await until(lambda: planning.indexes.quarantined == 1)
+    await wait_until(lambda: planning.indexes.quarantined == 1)
 
 
 async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     first = await table.index("b", [0])
     before = await rig.scan(planning, ODD)
     assert await rig.scan(planning, ODD) is before
     await table.index("b", FILES, remove=[first.as_uri()])
     first.unlink()
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
     assert planning.indexes.failures == 0
 
 
 async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     plain = await planning.planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
     before = planning.planner.stats().added_bytes
     first = await rig.scan(planning, eq(16))
@@ -546,24 +563,24 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     blob = open_index_file(bytes(data), "x").header
     data[blob.offset + blob.length - 16] ^= 0x10  # The damage is in the last section.
     path.write_bytes(data)
-    planning = await rig.planning()
-    scan = await rig.scan(planning, either(both(eq(52), eq(54)), eq(13)))
+    planning = await rig.open_planning()
+    scan = await rig.scan(planning, or_filter(and_filter(eq(52), eq(54)), eq(13)))
     assert 5 in numbers_of(scan)
     assert not scan.complete
     (file,) = await table.files()
-    await until(lambda: planning.indexes.quarantined == 1)
+    await wait_until(lambda: planning.indexes.quarantined == 1)
     (file,) = await table.files()
     assert file.state is IndexFileState.QUARANTINED
     assert file.reason
-    assert await rig.planned(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD) == [1]
     await table.index("b", FILES)
-    assert await rig.planned(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD) == []
 
 
 async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.planning()
+    planning = await rig.open_planning()
     (file,) = await table.files()
     opened = await planning.indexes.open(file)
     assert opened is not None
@@ -571,15 +588,15 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     records[1] += 1
     wrong = OpenIndex(opened.location, replace(opened.files, records=records), opened.index, opened.size_bytes)
     planning.indexes._stack._memory.put(f"index/{file.location}", wrong, 1)
-    scan = await rig.scan(planning, both(eq(12), eq(14)))
+    scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([1], False)
 
 
 async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
-    planning = await rig.planning()
-    assert await rig.planned(planning, ODD) == []
+    planning = await rig.open_planning()
+    assert await rig.plan_files(planning, ODD) == []
     document: dict[str, Any] = json.loads(json.dumps(table.table._json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
@@ -590,5 +607,5 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other, swapped, entry)
         assert (numbers_of(scan), [use.name for use in scan.indexes]) == ([], ["k"])
-        mine = await rig.scan(planning, both(eq(13), eq(15)))
+        mine = await rig.scan(planning, and_filter(eq(13), eq(15)))
         assert {use.name for use in mine.indexes} == {"b"}

@@ -131,7 +131,7 @@ async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
         yield opened
 
 
-async def evolved(
+async def create_evolved_table(
     folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
 ) -> EvolvedTable:
     made = Evolved(folder / "t", before, after)
@@ -141,7 +141,7 @@ async def evolved(
     return table
 
 
-def then(table: EvolvedTable) -> IndexDefinition:
+def definition_under_schema_0(table: EvolvedTable) -> IndexDefinition:
     """Return the index definition as it was under schema 0."""
     return as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
 
@@ -152,14 +152,14 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
 ) -> None:
     term = "c" if transform == "identity" else f"{transform}(c)"
     before, after = [column(3, "c", promotion.before)], [column(3, "c", promotion.after)]
-    table = await evolved(tmp_path, store, before, after, f"{kind}({term})")
+    table = await create_evolved_table(tmp_path, store, before, after, f"{kind}({term})")
     table.arrays = {
         0: {3: array_of(promotion.before, promotion.old)},
         1: {3: array_of(promotion.after, promotion.new)},
     }
-    await table.index(then(table), [0])
+    await table.index(definition_under_schema_0(table), [0])
     await table.index("i", [1])
-    both_covered = then(table).id == table.definitions["i"].id
+    both_covered = definition_under_schema_0(table).id == table.definitions["i"].id
     exact = kind == "bitmap" and transform == "identity"
     await _judge(promotion, table, tmp_path, exact=exact and both_covered)
     # The older file, indexed by a reader of the newer schema
@@ -188,9 +188,9 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
     """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
     said = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
     before, after = [column(3, "c", "long")], [column(4, "c", "long"), column(3, "d", "long")]
-    table = await evolved(tmp_path, store, before, after, said)
+    table = await create_evolved_table(tmp_path, store, before, after, said)
     table.arrays = {number: {3: pa.array([number, number + 10]), 4: pa.nulls(2, pa.int64())} for number in range(2)}
-    await table.index(then(table), range(2))
+    await table.index(definition_under_schema_0(table), range(2))
     async with open_planning(tmp_path, table.registry) as planning:
         for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
             request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
@@ -200,7 +200,7 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
 
 async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path: Path, store: PointerStore) -> None:
     before, after = [column(3, "c", "long")], [column(4, "c", "long")]
-    table = await evolved(tmp_path, store, before, after, "bitmap(c)")
+    table = await create_evolved_table(tmp_path, store, before, after, "bitmap(c)")
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
     schemas = table.metadata.schemas

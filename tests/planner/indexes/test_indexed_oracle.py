@@ -54,7 +54,7 @@ from tests.planner.lakes.indexing import (
     random_definitions,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_AT_ONCE, Task, javas_plans, judge, our_plan
+from tests.planner.lakes.judge import LAKES_AT_ONCE, Task, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -67,15 +67,15 @@ from tests.planner.lakes.predicates import (
     matches,
     maybe_of_both_zeros,
     random_filter,
-    written,
+    to_json,
 )
-from tests.planner.lakes.tables import Watched
+from tests.planner.lakes.tables import RecordingObjects
 from tests.planner.test_oracle import seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
 CLIENTS = (IEEE, ORDERED)
-NAN_LOVERS = (*CLIENTS, SPARKS)
+CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARKS)
 """All clients, including one for which NaN is above every number, as in Spark.
 
 Plans for other clients may contain its rows by chance.
@@ -100,12 +100,14 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
                 lake = mine[0].lake
                 single_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
                 await index_randomly(rng, single_lake)
-                random_cases += [_pointed(rng, single_lake, case) if rng.random() < 0.7 else case for case in mine]
-            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, random_cases))
+                random_cases += [
+                    _with_indexed_values(rng, single_lake, case) if rng.random() < 0.7 else case for case in mine
+                ]
+            judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as sound:
-                plain, indexed = await _planned(sound, random_cases, lakes, counts)
-            afar = await _planned_from_afar(folder, registry, random_cases, lakes)
-            damaged = await _planned_damaged(folder, registry, random_cases, lakes, counts)
+                plain, indexed = await _plan_cases(sound, random_cases, lakes, counts)
+            afar = await _plan_by_ranges(folder, registry, random_cases, lakes)
+            damaged = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
             for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
                 random_cases, plain, indexed, afar, damaged, await judging, strict=True
             ):
@@ -121,24 +123,24 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
     return counts
 
 
-def _pointed(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
+def _with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = pointed_filter(rng, indexed, schema)
-    return replace(case, filter=written(tree, rng.choice(FORMS)), java_filter=written(tree, "java"))
+    return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
 Plans = list[dict[str, Task]]
 
 
-async def _planned(
+async def _plan_cases(
     planning: Planning, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
     """Return the plans of each case without indexes and with them."""
     plain, indexed = [], []
     for case in cases:
-        plain.append(await our_plan(planning.planner, case))
-        indexed.append(await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()))
+        plain.append(await plan_with_seamark(planning.planner, case))
+        indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()))
     for lake in lakes.values():
         for definition in lake.definitions:
             used = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
@@ -149,13 +151,13 @@ async def _planned(
     return plain, indexed
 
 
-async def _planned_from_afar(
+async def _plan_by_ranges(
     folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
     far = {file.location for lake in lakes.values() for file in await lake.live()}
 
-    class Afar(Watched):
+    class Afar(RecordingObjects):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
             if location in far:
                 await asyncio.Event().wait()
@@ -164,10 +166,12 @@ async def _planned_from_afar(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold, "_GUESS_BYTES", 64)  # No statistics, so that only indexes prune.
         async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
-            return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases]
+            return [
+                await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
+            ]
 
 
-async def _planned_damaged(
+async def _plan_with_damage(
     folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> Plans:
     """Return the plans of a server for which half of the index files are damaged."""
@@ -177,7 +181,9 @@ async def _planned_damaged(
             if rng.random() < 0.5:
                 counts[f"index files {damage(rng, file.location)}"] += 1
     async with open_planning(folder, registry) as planning:
-        results = [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases]
+        results = [
+            await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
+        ]
         counts["quarantined"] += planning.indexes.quarantined
     return results
 
@@ -242,10 +248,12 @@ def _condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
     if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and an index supports neither.
         return None
-    return written(maybe_of_both_zeros(rng, tree), rng.choice(FORMS))
+    return to_json(maybe_of_both_zeros(rng, tree), rng.choice(FORMS))
 
 
-def matched(lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients: Sequence[Meaning]) -> set[str]:
+def find_matching_files(
+    lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients: Sequence[Meaning]
+) -> set[str]:
     """Return paths of the files with a row that satisfies each predicate for some client."""
     names = Names(lake.schema)
     return {
@@ -305,11 +313,13 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, c
             continue
         paths = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
         context = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
-        clients = NAN_LOVERS if nan_above else CLIENTS
-        assert matched(lake, snapshot.data_files, random_condition, clients) <= paths, context
+        clients = CLIENTS_WITH_NAN_ABOVE if nan_above else CLIENTS
+        assert find_matching_files(lake, snapshot.data_files, random_condition, clients) <= paths, context
         counts["for Spark"] += nan_above
         if request_count:
-            assert paths <= matched(lake, snapshot.data_files, random_condition, NAN_LOVERS), context
+            assert paths <= find_matching_files(lake, snapshot.data_files, random_condition, CLIENTS_WITH_NAN_ABOVE), (
+                context
+            )
         counts["case"] += 1
         counts["two columns"] += len(random_condition) > 1
         counts["left out by rows"] += sum(stage.name == "bitmap_rows" for stage in scan.stages)

@@ -21,7 +21,7 @@ from seamark.metaserver.planner.rows.row_matches import PredicateMatcher
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
-from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, evolved
+from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, create_evolved_table
 from tests.planner.lakes.indexing import create_namespace, open_planning
 from tests.planner.lakes.tables import numbers_of
 
@@ -70,9 +70,9 @@ def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
 
 
-async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
+async def create_price_table(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
     price = [column(3, "price", "double")]
-    table = await evolved(folder, store, price, price, f"{kind}(price)")
+    table = await create_evolved_table(folder, store, price, price, f"{kind}(price)")
     table.arrays = {number: {3: pa.array(values)} for number, values in PRICES.items()}
     await table.index("i", range(2))
     return table
@@ -82,7 +82,7 @@ async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
 async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
-        table = await priced(tmp_path, store, kind)
+        table = await create_price_table(tmp_path, store, kind)
         async with open_planning(tmp_path, table.registry) as planning:
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
@@ -98,7 +98,7 @@ async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_pa
 async def test_filter_with_both_zeros_locates_the_rows_of_both(semantics: ComparisonSemantics, tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
-        table = await priced(tmp_path, store, "bitmap")
+        table = await create_price_table(tmp_path, store, "bitmap")
         async with open_planning(tmp_path, table.registry) as planning:
             view = await planning.planner.view(table.metadata, ScanRequest())
             covers = IndexResolver(planning.indexes)

@@ -94,7 +94,7 @@ def row(rng: random.Random, columns: dict[str, str]) -> Row:
     return results
 
 
-async def made(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
+async def create_table(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
     cols = [Col(number, column, kind) for number, (column, kind) in enumerate(columns.items(), 1)]
     parts = [PartitionField(1000, "p", 3, "identity")] if "d" in columns and rng.random() < 0.3 else []
     table = await StarTable.create(api, name, cols, parts=parts)
@@ -203,12 +203,12 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
-    fact = await made(rng, api, names["fact"], {**FACT, **KEYED}, 30)
+    fact = await create_table(rng, api, names["fact"], {**FACT, **KEYED}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
-        into_duckdb(con, name, await made(rng, api, names[name], columns, rng.choice([0, 1, 2, 5])))
+        into_duckdb(con, name, await create_table(rng, api, names[name], columns, rng.choice([0, 1, 2, 5])))
     paths = {file.path: number for number, file in enumerate(fact.data)}
     for _ in range(24):
         asked, told = joins(rng, names)
@@ -219,7 +219,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
             for one, outcome in zip(asked, answer.json["joins"], strict=True)
             if outcome["used"]
         }
-        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # they may have no limit
+        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # An extreme may have no limit.
         assert has_extremes or all(join["used"] for join in answer.json["joins"]), (seed, answer.json["joins"], asked)
         counts += Counter(used)
         counts += Counter(next(iter(item["on"])) for item in asked if item.get("transform") == "range")
@@ -315,8 +315,8 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
 async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], told: str) -> None:
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(1)
-        await made(rng, api, "fact", FACT, 2)
-        await made(rng, api, "days", DIMENSIONS["days"], 1)
+        await create_table(rng, api, "fact", FACT, 2)
+        await create_table(rng, api, "days", DIMENSIONS["days"], 1)
         answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [{"table": ["db", "days"], **join}]})
         assert answer.status == 400, answer.raw
         assert told in str(answer.json)
@@ -325,8 +325,8 @@ async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], to
 async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(2)
-        fact = await made(rng, api, "fact", FACT, 5)
-        days = await made(rng, api, "days", DIMENSIONS["days"], 1)
+        fact = await create_table(rng, api, "fact", FACT, 5)
+        days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
         far = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
         await days.commit([far])
         queries = [
@@ -343,8 +343,8 @@ async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -
     """Timestamps reach the year 294247, and every engine computes a year for them."""
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(3)
-        fact = await made(rng, api, "fact", FACT, 5)
-        days = await made(rng, api, "days", DIMENSIONS["days"], 0)
+        fact = await create_table(rng, api, "fact", FACT, 5)
+        days = await create_table(rng, api, "days", DIMENSIONS["days"], 0)
         await days.commit([days.file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
         queries = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
         answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": queries, "files": True})

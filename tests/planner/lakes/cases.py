@@ -13,7 +13,7 @@ from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DataFile, Lake, Snapshot
 from tests.planner.lakes.literal_forms import FORMS
-from tests.planner.lakes.predicates import IEEE, Meaning, Names, matches, random_filter, written
+from tests.planner.lakes.predicates import IEEE, Meaning, Names, matches, random_filter, to_json
 from tests.services.java_planner import PlanRequest
 
 
@@ -67,7 +67,7 @@ class Case:
         """Whether the filter compares a float column with a zero, for which clients differ."""
         return _compares_zero(self.filter, self.names)
 
-    def matching(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
+    def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """Return for each row of a file whether it satisfies an expression in this case's names."""
         names = self.names
         return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
@@ -112,6 +112,6 @@ def cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
             implicit=implicit,
             names_of_snapshot=names_of_snapshot,
             case_sensitive=rng.random() < 0.8,
-            filter=written(tree, rng.choice(FORMS)),
-            java_filter=written(tree, "java"),
+            filter=to_json(tree, rng.choice(FORMS)),
+            java_filter=to_json(tree, "java"),
         )

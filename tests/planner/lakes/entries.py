@@ -82,7 +82,7 @@ def entries(path: str) -> Iterator[Record]:
         yield document
 
 
-def listed(path: str) -> list[Record]:
+def read_manifest_list(path: str) -> list[Record]:
     """Return the rows of a manifest list, under the names of the current specification."""
     records, schema = avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
@@ -93,7 +93,7 @@ def listed(path: str) -> list[Record]:
     return [{name: row.get(number, zero.get(number)) for number, name in names.items()} for row in rows]
 
 
-def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
+def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Record]:
     """Return the live data files by path, with all inherited values."""
     results = {}
     for manifest in manifests:

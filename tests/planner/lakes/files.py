@@ -103,7 +103,7 @@ class FileMaker:
         return draw
 
     def _hold(self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, Column]) -> None:
-        """Narrow `draw` to rows of the first row's partition."""
+        """Limit `draw` to rows of the partition that the first row belongs to."""
         for source in {part.source for part in fields}:
             value = first.get(source)
             parents = columns[source].parents

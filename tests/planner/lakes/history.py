@@ -109,7 +109,7 @@ class _History:
             self.version = self.final_version
         if rng.random() < 0.35:
             keep = {part.source for fields in self.specs.values() for part in fields}
-            made = self.maker.evolved(self.schema, len(self.schemas), self.version, keep)
+            made = self.maker.evolve(self.schema, len(self.schemas), self.version, keep)
             if made.fields != self.schema.fields:
                 self.schema = self.schemas[made.id] = made
                 self._fill_pools()
@@ -169,7 +169,7 @@ class _History:
 
     def _append(self, branch: str) -> None:
         added = self._new_data(self.rng.randint(2, 7))
-        self._commit(branch, "append", [], self._grouped(added))
+        self._commit(branch, "append", [], self._group(added))
 
     def _new_data(self, count: int) -> list[DataFile]:
         results = []
@@ -178,18 +178,18 @@ class _History:
             results.append(self.files.data(self.schema, spec_id, self.specs[spec_id], self._kinds()))
         return results
 
-    def _grouped(self, files: list[Any]) -> list[list[Entry]]:
+    def _group(self, files: list[Any]) -> list[list[Entry]]:
         """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have
         two manifests.
         """
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
             part = self.rng.randint(0, 1) if len(files) > 2 else 0
-            groups.setdefault((int(file.content != DATA), file.spec_id, part), []).append(self._added(file))
+            groups.setdefault((int(file.content != DATA), file.spec_id, part), []).append(self._added_entry(file))
         return list(groups.values())
 
     @staticmethod
-    def _added(file: ContentFile, sequence: int | None = None) -> Entry:
+    def _added_entry(file: ContentFile, sequence: int | None = None) -> Entry:
         return Entry(ADDED, None, sequence, None, file)
 
     def _overwrite(self, branch: str) -> None:
@@ -202,7 +202,7 @@ class _History:
         files = self.heads[branch].data_files + self.heads[branch].delete_files
         ids = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
         added = self._new_data(rng.randint(0, 3))
-        self._replace(branch, "overwrite" if added else "delete", ids, self._grouped(added))
+        self._replace(branch, "overwrite" if added else "delete", ids, self._group(added))
 
     def _compact(self, branch: str) -> None:
         """Replace files of one partition by a file with an explicit, older sequence number."""
@@ -214,20 +214,20 @@ class _History:
         group = [file for file in files if file.partition_key == chosen.partition_key]
         data = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
         oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added(data, oldest)]])
+        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added_entry(data, oldest)]])
 
     def _replace(self, branch: str, operation: str, gone: set[int], added: list[list[Entry]]) -> None:
         kept, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live = [entry for entry in manifest.entries if entry.status != DELETED]
             if any(id(entry.file) in gone for entry in live):
-                rewritten.append([self._carried(entry.file, id(entry.file) in gone) for entry in live])
+                rewritten.append([self._carried_entry(entry.file, id(entry.file) in gone) for entry in live])
             elif live or self.rng.random() < 0.5:
                 kept.append(manifest)
         self._commit(branch, operation, kept, rewritten + added)
 
     @staticmethod
-    def _carried(file: ContentFile, gone: bool) -> Entry:
+    def _carried_entry(file: ContentFile, gone: bool) -> Entry:
         snapshot_id = None if gone else file.snapshot_id
         return Entry(DELETED if gone else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
 
@@ -241,7 +241,7 @@ class _History:
         merged = self.rng.choice(list(groups.values()))
         files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
         manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
-        entries = [self._carried(file, gone=False) for file in files]
+        entries = [self._carried_entry(file, gone=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:
@@ -267,7 +267,7 @@ class _History:
                 gone |= {id(delete) for delete in replaced}
             else:
                 delete_files += self.files.positions(live + data)
-        self._replace(branch, "overwrite", gone, self._grouped([*data, *delete_files]))
+        self._replace(branch, "overwrite", gone, self._group([*data, *delete_files]))
 
     def _commit(self, branch: str, operation: str, kept: list[Manifest], groups: list[list[Entry]]) -> None:
         rng = self.rng

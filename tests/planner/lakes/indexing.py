@@ -178,7 +178,7 @@ def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) ->
         return None
 
 
-def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
+def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
     """Return the part of an index for one data file."""
     if definition.kind == "bloom":
         return bloom.build(columns[0], definition.parameters["fpp"])
@@ -284,7 +284,7 @@ class IndexedLake:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
             there = [column for column in columns if column is not None]
             if len(there) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), built(definition, there)
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, there)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
@@ -334,12 +334,12 @@ async def _index_part(
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
     then = as_of(definition, metadata, schema)
     entries = list(indexed.entries(then, dict.fromkeys(files), as_written=rng.random() < 0.5))
-    entries += _of_other_content(rng, then, entries)
+    entries += _entries_of_replaced_files(rng, then, entries)
     rng.shuffle(entries)
     return (then, await indexed.add(then, entries)) if entries else None
 
 
-def _of_other_content(
+def _entries_of_replaced_files(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
@@ -348,7 +348,7 @@ def _of_other_content(
         if rng.random() < 0.1:
             size, records = (one.size_bytes + 1, one.records) if rng.random() < 0.5 else (one.size_bytes, 0)
             empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(one.path, size, records), built(definition, empty)))
+            results.append((ListedFile(one.path, size, records), build_part(definition, empty)))
     return results
 
 
@@ -460,7 +460,7 @@ class IndexedTable:
             columns = self.columns(number)
             keys = [keys_of_term(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
             file = self.table.file(number, 0)
-            entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
+            entries.append((ListedFile(file.path, file.size, file.record_count), build_part(definition, keys)))
         self.written += 1
         path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)

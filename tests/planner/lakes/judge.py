@@ -60,7 +60,7 @@ class Task:
     residual: Any
 
 
-async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
+async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
     """Return our planned tasks by file path.
 
     If `entry` is given, the plan uses the indexes of the table.
@@ -90,7 +90,7 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         is_named = make_bindable(residual, metadata.current_schema) == residual
         told[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
-        answered = _answered(scan)
+        answered = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
@@ -114,7 +114,7 @@ def _delete_name(block: Block, row: int) -> str:
     return path if offset is None else f"{path}#{offset}"
 
 
-def _answered(scan: ScanPlan) -> dict[str, Task]:
+def _parse_answer(scan: ScanPlan) -> dict[str, Task]:
     """Return the plan as parsed from its JSON.
 
     Raises:
@@ -147,12 +147,12 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
     assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
-        equal, ordered, sparks = (case.matching(file, case.filter, meaning) for meaning in CLIENTS)
+        equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
         expected = [one or other for one, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
             expected = [one or other for one, other in zip(expected, sparks, strict=True)]
         if path not in ours:
-            assert not any(expected), f"{_shown(file)} holds a match and is not planned\n{case}"
+            assert not any(expected), f"{_describe_file(file)} holds a match and is not planned\n{case}"
             counts["dropped"] += 1
             continue
         counts["kept"] += 1
@@ -165,14 +165,14 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             or (case.nan_above and _may_have_nan(case, file))
         )
         if trusted and path not in java.tasks and not excused and not any(expected):
-            raise AssertionError(f"{_shown(file)} is planned, but Java prunes it\n{case}")
+            raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         judge_deletes(case, file, ours[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
-            left = case.matching(file, ours[path].residual, meaning)
+            left = case.match_rows(file, ours[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
-                meant = case.matching(file, case.filter, replace(meaning, nan_greatest=True))
+                meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
             assert left == meant or (case.names_infinity and left == sparks), (
-                f"residual {ours[path].residual} of {_shown(file)} for {meaning}\n{case}"
+                f"residual {ours[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
 
@@ -184,22 +184,24 @@ def judge_deletes(
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
     deletes = set(task.deletes)
-    assert len(deletes) == len(task.deletes), f"a delete file twice for {_shown(file)}\n{case}"
-    assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_shown(file)}\n{case}"
+    assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
+    assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
     names = {name for name, delete in applicable.items() if _removes(case, delete, file, wanted)}
-    assert names <= deletes, f"{names - deletes} remove rows of {_shown(file)}\n{case}"
+    assert names <= deletes, f"{names - deletes} remove rows of {_describe_file(file)}\n{case}"
     counts["deletes needed"] += len(names)
     counts["deletes named"] += len(deletes)
     if java.error or _is_bounded_by_the_least_long(file):
         return
     if not any(_beyond_java(case, delete) for delete in applicable.values()):
         query_deletes = java.tasks[file.path].deletes
-        assert deletes <= query_deletes, f"Java does not ask for {deletes - query_deletes} on {_shown(file)}\n{case}"
+        assert deletes <= query_deletes, (
+            f"Java does not ask for {deletes - query_deletes} on {_describe_file(file)}\n{case}"
+        )
 
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
-    return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
+    return any(wanted[position] for position in case.lake.removed_positions(delete, file) if position < len(wanted))
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:
@@ -250,7 +252,7 @@ def _beyond_java(case: Case, delete: DeleteFile) -> bool:
     )
 
 
-def _shown(file: DataFile) -> str:
+def _describe_file(file: DataFile) -> str:
     return f"{file.path} (spec {file.spec_id}, {file.partition}, sequence {file.sequence}, {file.metrics}, {file.rows})"
 
 
@@ -263,8 +265,8 @@ async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: Java
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
             random_cases = [case for seed in chunk for case in cases(seed, folder, per_lake)]
-            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, random_cases))
-            ours = [await our_plan(planner, case) for case in random_cases]
+            judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
+            ours = [await plan_with_seamark(planner, case) for case in random_cases]
             for case, plan, (filtered, unfiltered) in zip(random_cases, ours, await judging, strict=True):
                 counts += judge(case, plan, filtered, unfiltered)
             for seed in chunk:
@@ -272,7 +274,7 @@ async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: Java
     return counts
 
 
-def javas_plans(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[Planned, Planned]]:
+def plan_with_java(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[Planned, Planned]]:
     """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
     for case in cases:

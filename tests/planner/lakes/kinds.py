@@ -52,7 +52,7 @@ def random_kind(rng: random.Random, version: int) -> str:
     return made
 
 
-def widened(rng: random.Random, kind: str) -> str | None:
+def widen_kind(rng: random.Random, kind: str) -> str | None:
     """Return a type to which the specification allows promotion of this type."""
     if base(kind) == "decimal":
         precision, scale = decimal_parts(kind)

@@ -129,9 +129,9 @@ class Lake:
         """Return the file's rows with all columns of the table; a column that was not written has its default
         or null.
         """
-        return [self._completed(row, file.written) for row in file.rows]
+        return [self._complete_row(row, file.written) for row in file.rows]
 
-    def _completed(self, row: Row, written: frozenset[int]) -> Row:
+    def _complete_row(self, row: Row, written: frozenset[int]) -> Row:
         made = dict(row)
         for column in sorted(self.all_columns.values(), key=lambda column: len(column.parents)):
             if column.id not in written:
@@ -163,7 +163,7 @@ class Lake:
         unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 
-    def removed(self, delete: DeleteFile, file: DataFile) -> set[int]:
+    def removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
         """Return the positions of the file's rows that this delete file removes if it applies."""
         if delete.content == POSITION_DELETES:
             return {position for path, position in delete.positions if path == file.path}

@@ -54,11 +54,11 @@ def apply(transform: str, kind: str, value: Any) -> Any:
     if value is None or transform == "void":
         return None
     # True equals 1, so neither may replace the other in the cache.
-    return value if transform == "identity" else _applied(transform, kind, value, isinstance(value, bool))
+    return value if transform == "identity" else _apply_transform(transform, kind, value, isinstance(value, bool))
 
 
 @lru_cache(maxsize=200_000)
-def _applied(transform: str, kind: str, value: Any, _: bool) -> Any:
+def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
     name = base(transform)
     if name == "bucket":
         return (mmh3.hash(_hashed_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)

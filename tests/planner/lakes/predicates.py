@@ -136,13 +136,13 @@ class Literal:
     value: Any
 
 
-def written(tree: Any, form: str) -> Any:
+def to_json(tree: Any, form: str) -> Any:
     """Return a random tree as the JSON of one client."""
     if isinstance(tree, Literal):
         return render(tree.kind, tree.value, form)
     if isinstance(tree, dict):
-        return {key: written(value, form) for key, value in tree.items()}
-    return [written(value, form) for value in tree] if isinstance(tree, list) else tree
+        return {key: to_json(value, form) for key, value in tree.items()}
+    return [to_json(value, form) for value in tree] if isinstance(tree, list) else tree
 
 
 def columns_of(tree: Any) -> set[str]:
@@ -155,7 +155,7 @@ def columns_of(tree: Any) -> set[str]:
 
 
 def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
-    """Return a random filter with the names of `schema` and literals near the data; `written` converts it to JSON."""
+    """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON."""
     shape = rng.random()
     if depth < 3 and shape < 0.35:
         left, right = (random_filter(rng, lake, schema, depth + 1) for _ in range(2))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, pool, random_kind, widened
+from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, pool, random_kind, widen_kind
 
 NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
 
@@ -92,7 +92,7 @@ class SchemaMaker:
             fields.append(Field(self.last_id, f"c{self.last_id}", False, "long"))
         return Schema(0, self._uniquely_named(fields))
 
-    def evolved(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
+    def evolve(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
         """Return the schema after one or two changes; columns in `keep` (sources of partition fields) stay."""
         fields = schema.fields
         for _ in range(self._rng.randint(1, 2)):
@@ -160,19 +160,19 @@ class SchemaMaker:
 
     def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
         name = f"r{self._rng.randint(100, 999)}"
-        return self._changed(fields, lambda field: replace(field, name=name), lambda _: True)
+        return self._change_one(fields, lambda field: replace(field, name=name), lambda _: True)
 
     def _widen(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         def wider(field: Field) -> Field:
-            kind = widened(self._rng, field.kind) if isinstance(field.kind, str) else None
+            kind = widen_kind(self._rng, field.kind) if isinstance(field.kind, str) else None
             return field if kind is None or field.default is not None else replace(field, kind=kind)
 
-        return self._changed(fields, wider, lambda field: wider(field) != field)
+        return self._change_one(fields, wider, lambda field: wider(field) != field)
 
     def _loosen(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
-        return self._changed(fields, lambda field: replace(field, required=False), lambda field: field.required)
+        return self._change_one(fields, lambda field: replace(field, required=False), lambda field: field.required)
 
-    def _changed(
+    def _change_one(
         self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
     ) -> tuple[Field, ...]:
         """Return `fields` with a change of one suitable field, at any depth."""
@@ -180,7 +180,7 @@ class SchemaMaker:
         if not ids:
             return fields
         chosen = self._rng.choice(ids)
-        return self._uniquely_named(list(_mapped(fields, chosen, change)))
+        return self._uniquely_named(list(_map_fields(fields, chosen, change)))
 
 
 def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
@@ -190,11 +190,11 @@ def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
             yield from _all_fields(field.kind)
 
 
-def _mapped(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
+def _map_fields(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
     return tuple(
         change(field)
         if field.id == chosen
-        else replace(field, kind=_mapped(field.kind, chosen, change))
+        else replace(field, kind=_map_fields(field.kind, chosen, change))
         if isinstance(field.kind, tuple)
         else field
         for field in fields

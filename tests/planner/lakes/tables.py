@@ -192,7 +192,7 @@ def path_of(manifest: Manifest) -> Path:
     return Path(manifest.path.removeprefix("file://"))
 
 
-class Watched(ForwardingObjects):
+class RecordingObjects(ForwardingObjects):
     """Object storage that records the name of each file read, whole or by ranges.
 
     Whole reads of the file `hold` wait until `let_go`.
@@ -223,7 +223,7 @@ class Watched(ForwardingObjects):
 
 
 @asynccontextmanager
-async def planning(
+async def open_test_planner(
     folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
 ) -> AsyncIterator[Planner]:
     """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""

@@ -21,7 +21,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.tables import Table, Watched, between, numbers, numbers_of, planning
+from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers, numbers_of, open_test_planner
 from tests.server.rig import running
 from tests.waits import until
 
@@ -32,7 +32,7 @@ FILES = 4000
 """All files are in one manifest, so that its block is mapped."""
 
 
-def stored(folder: Path) -> Path:
+def find_block_file(folder: Path) -> Path:
     """Return the only block file."""
     (path,) = folder.rglob("*.block")
     return path
@@ -61,7 +61,7 @@ async def table(made: tuple[Path, Table]) -> Table:
     """Return the table after its block was stored intact on the disk."""
     folder, table = made
     shutil.rmtree(folder / "home", ignore_errors=True)
-    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert len((await planner.bind_and_plan(table.metadata, ScanRequest())).entry_ids) == FILES
     return table
 
@@ -74,7 +74,7 @@ def folder(made: tuple[Path, Table]) -> Path:
 async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers_of_the_column(
     folder: Path, table: Table
 ) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, found = columns(content)
     noticed = 0
@@ -82,7 +82,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
         data = bytearray(content)
         data[at + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
-        async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, between(700, 900)) == list(range(700, 901)), packed
             assert await numbers(planner, table.metadata) == list(range(FILES)), packed
             noticed += planner.stats().decoded
@@ -91,8 +91,8 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
-    st_size = stored(folder / "home").stat().st_size
-    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+    st_size = find_block_file(folder / "home").stat().st_size
+    async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         live_bytes = planner.stats().live_bytes
         assert live_bytes < st_size / 2
@@ -103,10 +103,10 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
 
 async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, table: Table) -> None:
     shutil.rmtree(folder / "home")
-    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         await until(lambda: any((folder / "home").rglob("*.block")))
-        path = stored(folder / "home")
+        path = find_block_file(folder / "home")
         await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
         assert numbers_of(scan) == list(range(700, 901)), "the mapping outlives the file's name"
@@ -115,27 +115,27 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
 
 
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, _ = columns(content)
     for place in range(HEADER_BYTES, at - 64, 97):
         data = bytearray(content)
         data[place] ^= 4
         path.write_bytes(data)
-        async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, between(3, 5)) == [3, 4, 5]
             assert planner.stats().decoded == 1, place
 
 
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     content = path.read_bytes()
     at, found = columns(content)
     data = bytearray(content)
     for packed in found:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
-    async with planning(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
+    async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
             assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10))
         assert not planner._blocks.has_damaged
@@ -143,13 +143,13 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
 
 
 async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
-    path = stored(folder / "home")
+    path = find_block_file(folder / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
     for packed in found:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
-    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         expected = [(low, low + 10) for low in range(0, 2000, 100)]
         plans = [
             planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(*ends))))
@@ -162,26 +162,26 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 
 
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
-    """It holds the damaged block, which has been replaced by then."""
+    """The view refers to the damaged block, but another block has replaced it by the time the view is loaded."""
     table = Table(tmp_path / "t")
     table.commit(1, [first := table.manifest("m", range(FILES))])
-    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
-    path = stored(tmp_path / "home")
+    path = find_block_file(tmp_path / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
     for packed in found:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
-    watcheds: list[Watched] = []
+    watcheds: list[RecordingObjects] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(Watched(inner))
+        watcheds.append(RecordingObjects(inner))
         watcheds[0].hold = "n.avro"
         return watcheds[0]
 
-    async with planning(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
         old = ScanRequest(snapshot_id=1, filter=parse_expression(between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))

@@ -1,4 +1,4 @@
-"""Tests of views of new snapshots that are prepared before a plan needs them: which are prepared, and their plans.
+"""Tests of views that the planner prepares before a plan needs them: which views it prepares, and the plans.
 
 The oracle of each plan is the list of files that the test gave to the snapshot.
 """
@@ -26,7 +26,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import T, append, numbers, tens
 from tests.planner.lakes.manifests import Manifest
-from tests.planner.lakes.tables import Table, Watched, between, numbers_of, on_day, path_of, planning
+from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers_of, on_day, open_test_planner, path_of
 from tests.seeds import first_seed
 from tests.server.rig import Running, running
 from tests.waits import until
@@ -39,7 +39,7 @@ def key_of(metadata: TableMetadata) -> ViewKey:
     return BoundScan.bind(metadata, ScanRequest()).view_key
 
 
-def planned(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
+def planned_table(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
     return PlannedTable(key_of(metadata), 0.0, prepared)
 
 
@@ -112,7 +112,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     rng = random.Random(seed)
     lake = Lake(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
-    async with planning(tmp_path, plan_memory_bytes=memory) as planner, planning(tmp_path) as other:
+    async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
         async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
@@ -134,7 +134,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
         for _ in range(CHANGES):
             state = lake.change()
             preparing = asyncio.create_task(
-                planner.prepare(state[0], planned(last[0], prepared=unused), limit_bytes=LIMIT)
+                planner.prepare(state[0], planned_table(last[0], prepared=unused), limit_bytes=LIMIT)
             )
             unused = rng.random() < 0.3
             if unused:
@@ -157,22 +157,22 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    watcheds: list[Watched] = []
+    watcheds: list[RecordingObjects] = []
 
-    def wrap(inner: Any) -> Watched:
-        watcheds.append(Watched(inner))
+    def wrap(inner: Any) -> RecordingObjects:
+        watcheds.append(RecordingObjects(inner))
         return watcheds[0]
 
-    async with planning(tmp_path, wrap) as planner:
+    async with open_test_planner(tmp_path, wrap) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, between(1, 2))
         lake.append()
         after = lake.commit()
-        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) == key_of(after)
+        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) == key_of(after)
         read = list(watcheds[0].reads)
         assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
         assert watcheds[0].reads == read
-        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "it exists"
+        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
@@ -181,32 +181,32 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     lake.append()
     after = lake.commit()
     size = path_of(lake.manifests[0][0]).stat().st_size
-    async with planning(tmp_path) as planner:
-        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "nobody has planned it"
+    async with open_test_planner(tmp_path) as planner:
+        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "nobody has planned it"
         await plan(planner, before)
         decoded = planner.stats().decoded
-        assert await planner.prepare(after, planned(before), limit_bytes=size - 1) is None
+        assert await planner.prepare(after, planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
-        assert await planner.prepare(cold.states[-1][0], planned(cold.states[-1][0]), limit_bytes=LIMIT) is None
+        assert await planner.prepare(cold.states[-1][0], planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         assert planner.stats().decoded == decoded
-        assert await planner.prepare(after, planned(before), limit_bytes=size) == key_of(after)
+        assert await planner.prepare(after, planned_table(before), limit_bytes=size) == key_of(after)
         assert planner.stats().decoded == decoded + 1
         needed = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
-        async with planning(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
+        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
             await plan(planner, before)
             views = planner.stats().views
-            assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "there is no room"
+            assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "there is no room"
             assert planner.stats().views == views
             planner.check_invariants()
 
 
 async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, between(1, 2))
-        latest = planned(before)
+        latest = planned_table(before)
         for _ in range(6):
             lake.append()
             key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
@@ -221,7 +221,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
 
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    async with planning(tmp_path) as planner:
+    async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan(planner, before)
         lake.append()
@@ -230,7 +230,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(after, planned(before), limit_bytes=LIMIT)
+            await planner.prepare(after, planned_table(before), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
             await plan(planner, after)
         path.write_bytes(data)

@@ -62,7 +62,7 @@ def holds(location: str, key: str) -> bool:
     return key == location or key.startswith(location + "/")
 
 
-def refused(claims: Claims, paths: Sequence[str]) -> bool:
+def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
     """Return whether the folder of a path is in a location of another table and in no location of the table."""
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -84,7 +84,7 @@ def folder(rng: random.Random, odd: float) -> str:
     return rng.choice(ODD) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
 
 
-def made(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
+def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
     """Return a manifest of files in one folder or in several, and the paths of all files."""
     single_folder = folder(rng, odd)
     folders = [single_folder if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
@@ -129,13 +129,13 @@ async def histories(seed: int) -> set[bool]:
     claims: Any = Claims()
     checker = LocationChecker(claims, Warehouse("file:///"))
     metadata = table(location=TABLE)
-    pool = [made(f"{number}", rng, 0, odd) for number in range(5)]
+    pool = [make_manifest(f"{number}", rng, 0, odd) for number in range(5)]
     base: TableView | None = None
     outcomes = set()
     for snapshot in range(SNAPSHOTS):
-        pool.append(made(f"n{snapshot}", rng, 0, odd))
+        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd))
         listed = rng.sample(pool, rng.randrange(1, len(pool) + 1))
-        deletes = [made("d", rng, 1, odd)] if rng.random() < 0.2 else []
+        deletes = [make_manifest("d", rng, 1, odd)] if rng.random() < 0.2 else []
         view = TableView(*parts(listed), *parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed, *deletes) for path in item[2])]
         for _ in range(2):
@@ -146,7 +146,7 @@ async def histories(seed: int) -> set[bool]:
                 found = True
             else:
                 found = False
-            assert found == refused(claims, paths), f"seed {seed}"
+            assert found == is_rejected(claims, paths), f"seed {seed}"
             outcomes.add(found)
         base = view if rng.random() < 0.8 else base
     return outcomes
