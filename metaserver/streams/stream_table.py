@@ -202,6 +202,11 @@ class StreamTable:
         marks = self._log.watermarks([Shard(self.uuid, number) for number in self._blocks])
         return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
 
+    async def load_watermarks(self) -> dict[int, int]:
+        """Return the watermarks with every row that any process has acknowledged before the call."""
+        await self._log.catch_up()
+        return self.watermarks()
+
     def fresh_files(self) -> list[EncodedFile]:
         """Return the files that the next plan may name."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]

@@ -208,8 +208,10 @@ class Streams:
         """
         if not self._logs.exists:
             return {}
+        log = await self._logs.open()
+        await log.catch_up()
         offsets: dict[str, dict[int, int]] = {}
-        for shard, state in (await self._logs.open()).shards().items():
+        for shard, state in log.shards().items():
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
@@ -257,8 +259,9 @@ class Streams:
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
                 state.interval_ms = _interval_ms(loaded.metadata)
-                if loaded.metadata.current_snapshot_id is None:
-                    state.is_due = True  # engines do not ask for a plan of a table without a snapshot
+                # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
+                if loaded.metadata.current_snapshot_id is None and state.task is None:
+                    state.is_due = True
         return acknowledged
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
@@ -398,6 +401,9 @@ class Streams:
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
+        return await self._flush_and_count(table)
+
+    async def _flush_and_count(self, table: StreamTable) -> int:
         rows = await table.flush()
         self.counts.flushes += rows > 0
         self.counts.flushed_rows += rows
@@ -431,7 +437,7 @@ class Streams:
             return
         if read_snapshot_id is not None and self._flushed_for_removal.pop(entry.uuid, None) == read_snapshot_id:
             return
-        if await table.flush():
+        if await self._flush_and_count(table):
             _, metadata = await self._stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
                 self._flushed_for_removal[entry.uuid] = metadata.current_snapshot_id
@@ -546,9 +552,7 @@ class Streams:
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
-                rows = await table.flush()
-                self.counts.flushes += rows > 0
-                self.counts.flushed_rows += rows
+                await self._flush_and_count(table)
             state.waiting_since_ms = None
             state.failures = 0
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
@@ -556,6 +560,7 @@ class Streams:
         except SeamarkError as error:
             state.failures += 1
             state.error = error.message
+            state.is_due = state.is_due or is_due
             self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
             state.not_before_s = self._context.clock.monotonic() + pause_s

@@ -16,6 +16,7 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import ENABLED
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
+from tests.streams.test_read_stream import ids, read
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 from tests.waits import until
 
@@ -67,6 +68,35 @@ async def test_rows_that_one_server_acknowledged_are_read_through_the_other(flee
     await first.post({"id": 8})
     for stream in fleet:
         assert await stream.ids() == list(range(1, 9))
+
+
+async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[Stream]) -> None:
+    await fleet[0].post({"id": 0})
+    tables = await _tables(fleet)
+    await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
+    position = f"1.{tables[0].uuid}.none.0.after"
+    seen: list[int] = []
+    for number in range(1, 13):
+        writer, reader = fleet[number % 2], fleet[(number + 1) % 2]
+        await writer.post({"id": number})
+        if number % 4 == 0:
+            await writer.flush()
+        batches = await read(reader, from_=position)
+        position, seen = batches[-1].position, [*seen, *ids(batches)]
+        assert seen == list(range(number + 1))
+
+
+async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
+    first, _ = fleet
+    await first.post({"id": 1})
+    tables = await _tables(fleet)
+    await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
+    for reader in fleet:
+        await first.post({"id": 2})
+        _, listed = await reader.server.get("/api/v1/streams")
+        status, shown = await reader.server.get("/api/v1/tables/db/t/stream")
+        assert (status, shown["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
+        assert await first.flush() == 1
 
 
 async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[Stream]) -> None:

@@ -21,8 +21,9 @@ from seamark.connector.client.values import At
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.metaserver.streams.keys import KEY
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 
 TABLE = ("db", "t")
 FRESH = {"header.X-Seamark-Fresh": "true"}
@@ -177,6 +178,22 @@ async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_suc
     assert await stream.ids() == [1, 2, 3]
     await asyncio.to_thread(delete)
     assert await stream.ids() == [2]
+
+
+async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_changes(stream: Stream) -> None:
+    await asyncio.to_thread(stream.catalog.create_table, "db.u", SCHEMA)
+
+    def change(name: str, updates: dict[str, str]) -> dict[str, Any]:
+        identifier = {"namespace": ["db"], "name": name}
+        update = {"action": "set-properties", "updates": updates}
+        return {"identifier": identifier, "requirements": [], "updates": [update]}
+
+    body = {"table-changes": [change("t", {KEY: "id"}), change("u", {"a": "b"})]}
+    url = f"{stream.server.url}/v1/transactions/commit"
+    async with stream.server.http.post(url, json=body) as answer:
+        assert answer.status == 204, await answer.text()
+    (table,) = stream.server.components.streams.tables.values()
+    assert table.unflushed_rows == 0
 
 
 async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: Stream) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import (
     BinaryType,
@@ -33,6 +35,7 @@ from seamark.connector.write.compaction import compact
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.streams import SHARDS
 from tests.seeds import examples, first_seed
+from tests.streams.test_fresh_reads import FRESH
 from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
 
 SCHEMA = Schema(
@@ -95,6 +98,48 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
             await stream.post({"id": key, "name": f"{turn}.{key}"})
             expected[key] = f"{turn}.{key}"
             assert await read(stream) == expected
+
+
+async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(stream: Stream) -> None:
+    def load(**plans: str) -> Table:
+        return RestCatalog("fresh", uri=stream.server.url, **FRESH, **plans).load_table("db.t")
+
+    def scan(table: Table) -> dict[int, str]:
+        rows = table.scan(snapshot_id=table.metadata.current_snapshot_id).to_arrow().to_pylist()
+        assert len({row["id"] for row in rows}) == len(rows)
+        return {row["id"]: row["name"] for row in rows}
+
+    await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+    await stream.flush()
+    await stream.post({"id": 3, "_op": "delete"})
+    await stream.flush()
+    await stream.post({"id": 1, "name": "d"})
+    tables = [await asyncio.to_thread(load), await asyncio.to_thread(load, **{"rest-scan-planning-enabled": "true"})]
+    for change in ({"id": 2, "name": "e"}, {"id": 1, "_op": "delete"}):
+        await stream.post(change)
+        assert [await asyncio.to_thread(scan, table) for table in tables] == [{1: "d", 2: "b"}] * 2
+        await stream.flush()
+        assert [await asyncio.to_thread(scan, table) for table in tables] == [{1: "d", 2: "b"}] * 2
+    assert await asyncio.to_thread(lambda: scan(load())) == {2: "e"}
+
+
+async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_path: Path) -> None:
+    rows = pa.table(
+        {"id": [9], "name": ["z"]},
+        pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string(), nullable=False)]),
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, SCHEMA)
+        await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+        await stream.flush()
+        await stream.post({"id": 3, "_op": "delete"})
+        await stream.flush()
+        await stream.post({"id": 1, "name": "d"}, {"id": 2, "_op": "delete"})
+        catalog = await asyncio.to_thread(lambda: RestCatalog("fresh", uri=stream.server.url, **FRESH))
+        await asyncio.to_thread(lambda: catalog.load_table("db.t").append(rows))
+        for _ in range(2):
+            assert await read(stream) == {1: "d", 9: "z"}
+            await stream.flush()
 
 
 async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=debezium") -> Any:

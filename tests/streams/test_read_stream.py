@@ -122,6 +122,20 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream)
     assert sorted(seen) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("has_snapshot", [False, True])
+async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream: Stream, has_snapshot: bool) -> None:
+    if has_snapshot:
+        await append_batch(stream, 1)
+    start = await asyncio.to_thread(_locate, stream, "latest")
+    url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait=20"
+    waiting = asyncio.create_task(stream.server.http.get(url))
+    await asyncio.sleep(0.2)
+    await stream.post({"id": 2})
+    async with asyncio.timeout(5), await waiting as answer:
+        assert answer.status == 200, await answer.text()
+        assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
+
+
 async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(stream: Stream) -> None:
     client = SeamarkClient(stream.server.url)
     await append_batch(stream, 1)

@@ -30,6 +30,8 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.runtime.errors import CommitConflict
+from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.streams import ENABLED
 from tests.seeds import examples, first_seed
 from tests.server.rig import Running, running
@@ -134,6 +136,31 @@ async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: St
     await stream.post({"id": 2})
     await asyncio.sleep(0.3)
     assert await stream.snapshots() == 1
+    assert await stream.ids() == [1, 2]
+
+
+async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arrive_meanwhile(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, attempts, is_released = CatalogTables.commit, [], asyncio.Event()
+
+    async def commit_second_attempt(self: CatalogTables, *args: Any) -> Any:
+        attempts.append(args)
+        if len(attempts) == 1:
+            raise CommitConflict("another commit was faster")
+        await is_released.wait()
+        return await commit(self, *args)
+
+    monkeypatch.setattr(CatalogTables, "commit", commit_second_attempt)
+    await stream.post({"id": 1})
+    await until(lambda: len(attempts) == 2)
+    await stream.post({"id": 2})
+    is_released.set()
+    async with asyncio.timeout(30):
+        while not await stream.snapshots():
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    assert len(attempts) == 2
     assert await stream.ids() == [1, 2]
 
 

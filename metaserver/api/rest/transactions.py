@@ -52,12 +52,11 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in body.table_changes
     ]
     call.allow(*dict.fromkeys(change.namespace for change in changes))
-    fresh = None
-    if len(changes) == 1:  # DuckDB commits every statement as a transaction.
-        (only,) = changes
-        fresh = await prepare_stream_table(call, only.namespace, only.name, only.requirements, only.updates)
-    else:
+    if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
+    fresh = None
+    for change in changes:  # DuckDB commits every statement as a transaction, so one change may be based on fresh rows.
+        fresh = await prepare_stream_table(call, change.namespace, change.name, change.requirements, change.updates)
     commits = call.components.engine_commits
     return await run_idempotent(call, lambda caller: commits.commit_transaction(caller, changes, fresh=fresh))

@@ -48,6 +48,8 @@ _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
 _TRIM_TRIES = 3
 """The maximum number of times that a step is chosen again because the retention of the log was faster."""
+_FIRST_ROW_S = 0.5
+"""The time between two checks whether a table without a stream has got its first row."""
 _CHANGE_TYPE = "_change_type"
 _TABLE = "/api/v1/tables/{namespace}/{table}"
 _KIND_NAMES = {RowKind.INSERT: "insert", RowKind.UPDATE: "update", RowKind.DELETE: "delete"}
@@ -172,7 +174,7 @@ async def read_rows(call: Call) -> Answer:
         choose = partial(next_step, position, until=until, skips_changes=skips_changes)
         step = choose(table)
         if isinstance(step, End) and wait_s > 0 and until is None:
-            step, table = await _wait_for_rows(call, entry, step, choose, wait_s)
+            step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
             await call.recheck(call.namespace)
         if not isinstance(step, LogRows):
             return _answer(_encode([], _describe(step)))
@@ -202,13 +204,14 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
     if not flushed:
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
+    await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
     return entry, ReadableTable(metadata, flushed, shards_of(log, entry.uuid, flushed)), log
 
 
 async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
-) -> tuple[Step, ReadableTable]:
-    """Return the first step with rows, or the last step after `wait_s`."""
+) -> tuple[Step, ReadableTable, StreamLog | None]:
+    """Return the first step with rows, or the last step after `wait_s`, with the table and the log of the step."""
     clock = call.components.clock
     until_s = clock.monotonic() + wait_s
     async with _watch_table(call, entry.uuid) as watcher:
@@ -218,9 +221,10 @@ async def _wait_for_rows(
             step = choose(table)
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
-                return step, table
+                return step, table, log
             marks = {Shard(entry.uuid, number): step.position.offset(number) for number in table.shards}
-            await _wait_for_either(watcher, log, marks, left_s)
+            # The first row of a table gives it a log, and is no commit that wakes the watcher.
+            await _wait_for_either(watcher, log, marks, min(left_s, _FIRST_ROW_S) if log is None else left_s)
 
 
 @asynccontextmanager

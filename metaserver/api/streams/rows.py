@@ -110,9 +110,11 @@ async def load_stream(call: Call) -> StreamStatus:
     if not entry.flushed:
         raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
     table = await call.components.streams.open(entry)
-    durable = table.watermarks()
+    durable, flushed = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    shards = [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())]
+    shards = [
+        ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
+    ]
     return to_status(shards, table, pause_of(metadata))
 
 
