@@ -99,6 +99,22 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
         assert await first.flush() == 1
 
 
+async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[Stream]) -> None:
+    first, second = fleet
+    token = (await first.post({"id": 1}))["token"]
+    plan = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
+    async with second.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
+        assert answer.status == 200, await answer.text()
+    async with second.server.http.post(f"{second.server.url}/api/v1/tables/db/t/stream/drain") as answer:
+        assert answer.status in (200, 409), await answer.text()  # 409: the other server flushes the first row now.
+    status, message = await first.refused(b'[{"id": 2}]')
+    assert (status, "is paused and takes no rows" in message) == (503, True)
+    async with first.server.http.post(f"{first.server.url}/api/v1/tables/db/t/stream/resume") as answer:
+        assert answer.status == 200, await answer.text()
+    await second.post({"id": 2})
+    assert await first.ids() == [1, 2]
+
+
 async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[Stream]) -> None:
     first, second = fleet
     answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
