@@ -23,6 +23,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED, show
 from seamark.formats.runtime.errors import (
     BadRequest,
+    CommitConflict,
     LogUnavailable,
     NoSuchTable,
     RetryLater,
@@ -67,6 +68,8 @@ _TICK_S = 0.1
 _RETRY_S = 1.0
 """The pause after a failed flush. It doubles with each further failure."""
 _RETRY_MAX_S = 60.0
+_FLUSH_TRIES = 5
+"""The maximum number of attempts of a flush that a request waits for."""
 _STALE_TRIES = 20
 """The maximum number of flushes that may overtake one plan request."""
 _FOREIGN_FILES_MS = 86_400_000
@@ -396,12 +399,23 @@ class Streams:
         return table
 
     async def flush(self, uuid: str) -> int:
-        """Flush a table now; return the number of rows."""
+        """Flush a table now; return the number of rows.
+
+        Raises:
+            CommitConflict: Other commits were faster in all attempts.
+        """
         entry, metadata = await self._stream_tables.load(uuid)
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
-        return await self._flush_and_count(table)
+        for attempt in range(1, _FLUSH_TRIES + 1):
+            try:
+                return await self._flush_and_count(table)
+            except CommitConflict:  # Another process has flushed the rows, or has committed at the same time.
+                if attempt == _FLUSH_TRIES:
+                    raise
+            await asyncio.sleep(_TICK_S)
+        raise AssertionError("the loop returns or raises")
 
     async def _flush_and_count(self, table: StreamTable) -> int:
         rows = await table.flush()

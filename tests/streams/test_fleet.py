@@ -99,6 +99,22 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
         assert await first.flush() == 1
 
 
+async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[Stream]) -> None:
+    first, second = fleet
+    token = (await first.post({"id": 1}))["token"]
+    plan = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
+    async with second.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
+        assert answer.status == 200, await answer.text()
+    async with second.server.http.post(f"{second.server.url}/api/v1/tables/db/t/stream/drain") as answer:
+        assert answer.status == 200, await answer.text()  # although the other server may flush the first row now
+    status, message = await first.refused(b'[{"id": 2}]')
+    assert (status, "is paused and takes no rows" in message) == (503, True)
+    async with first.server.http.post(f"{first.server.url}/api/v1/tables/db/t/stream/resume") as answer:
+        assert answer.status == 200, await answer.text()
+    await second.post({"id": 2})
+    assert await first.ids() == [1, 2]
+
+
 async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[Stream]) -> None:
     first, second = fleet
     answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
@@ -119,6 +135,15 @@ async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -
     assert any(isinstance(outcome, int) for outcome in outcomes), outcomes
     for stream in fleet:
         assert await stream.ids() == list(range(10))
+
+
+async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: list[Stream]) -> None:
+    for number in range(5):
+        await fleet[number % 2].post({"id": number})
+        urls = [f"{stream.server.url}/api/v1/tables/db/t/flush" for stream in fleet]
+        answers = await asyncio.gather(*(fleet[0].server.http.post(url) for url in urls))
+        assert [answer.status for answer in answers] == [200, 200]
+    assert await fleet[0].ids() == list(range(5))
 
 
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
