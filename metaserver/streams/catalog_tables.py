@@ -12,7 +12,7 @@ from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
+from seamark.metaserver.commit.change_requests.change import read_request
 from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody, ChangeScope, Remove
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
@@ -84,7 +84,7 @@ class CatalogTables:
                 add=[*added, *map(Raw, deletes.content_files)],
                 remove=tuple(Remove(path, offset) for path, offset in deletes.removed),
             )
-        request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
+        request = read_request(body, files_max=_FILES_MAX, flushed=ranges)
         await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
         return entry
 

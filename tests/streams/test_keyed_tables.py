@@ -30,6 +30,7 @@ from pyiceberg.types import (
 )
 
 import seamark
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.compaction import compact
 from seamark.metaserver.streams.keys import KEY
@@ -98,6 +99,22 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
             await stream.post({"id": key, "name": f"{turn}.{key}"})
             expected[key] = f"{turn}.{key}"
             assert await read(stream) == expected
+
+
+async def test_rows_without_effect_are_flushed(stream: Stream) -> None:
+    await stream.post({"id": 1, "_op": "delete"})
+    await stream.flush()
+    await stream.post({"id": 2, "name": "a"}, {"id": 2, "_op": "delete"})
+    await stream.flush()
+    (table,) = stream.server.components.streams.tables.values()
+    assert table.unflushed_rows == 0
+    assert await read(stream) == {}
+    client = SeamarkClient(stream.server.url)
+    batches = await asyncio.to_thread(
+        lambda: list(seamark.read_stream(client, "db.t", from_=0, changes=True, follow=False))
+    )
+    kinds = [kind for batch in batches for kind in batch.rows.column("_change_type").to_pylist()]
+    assert kinds == ["delete", "update", "delete"]
 
 
 async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(stream: Stream) -> None:

@@ -118,8 +118,13 @@ def shape_of(metadata: TableMetadata) -> TableShape:
     return TableShape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
 
 
-def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
+def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedRange] = ()) -> ChangeRequest:
     """Check the request without the table.
+
+    Args:
+        body: The body of the request.
+        files_max: The maximum number of files of the change.
+        flushed: The rows of a stream that the change adds. Such a change may be empty: later rows may delete all.
 
     Raises:
         BadRequest: The request is invalid.
@@ -158,6 +163,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
         scope_partitions=scope_partitions,
         replace_filter=replace_filter,
         replace_written=replace_written,
+        flushed=tuple(flushed),
     )
     _check_request(request)
     return request
@@ -168,7 +174,8 @@ def _check_request(request: ChangeRequest) -> None:
         if request.add or request.remove or request.replaces or request.index_files or request.operation is not None:
             raise BadRequest("A change with undo-snapshot-id adds, removes and replaces no files; omit them")
         return
-    if request.producer is None and not (request.add or request.remove or request.replaces):
+    is_empty = not (request.add or request.remove or request.replaces)
+    if is_empty and request.producer is None and not request.flushed:
         raise BadRequest(
             "The change is empty; add, remove or replace files. Only a change with a producer may be empty: it records "
             "the producer's sequence"
