@@ -107,7 +107,7 @@ async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: lis
         assert answer.status == 200, await answer.text()
     async with second.server.http.post(f"{second.server.url}/api/v1/tables/db/t/stream/drain") as answer:
         assert answer.status == 200, await answer.text()  # although the other server may flush the first row now
-    status, message = await first.refused(b'[{"id": 2}]')
+    status, message = await first.send_refused(b'[{"id": 2}]')
     assert (status, "is paused and takes no rows" in message) == (503, True)
     async with first.server.http.post(f"{first.server.url}/api/v1/tables/db/t/stream/resume") as answer:
         assert answer.status == 200, await answer.text()
