@@ -194,8 +194,8 @@ def trino_proxy(
     \b
     For instance, for Trino at port 8081 that has this Seamark as its catalog lake:
       seamark trino-proxy --trino http://127.0.0.1:8081 --catalog lake --port 8080
-    Trino needs http-server.process-forwarded=true. When ready, one line says where clients connect. Any client of Trino
-    works. If a plan fails, the original statement runs.
+    Trino needs http-server.process-forwarded=true. When the proxy is ready, it prints the address for
+    clients. Every Trino client can use it. If a plan fails, the original statement runs.
     """
     flags = {name: given.pop(name) for name in ("home", "log_level", "log_format")}
     configure_logging(load_settings(flags, config))

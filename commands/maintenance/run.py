@@ -296,10 +296,10 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
 @click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
 @server_command
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
-    """Remove files in the folders of TABLE that no snapshot names.
+    """Remove files in the folders of TABLE that no snapshot references.
 
     Failed and killed writers leave such files. They also leave unfinished uploads to S3, which are aborted.
-    Files in hidden folders, and files that are not Iceberg's, stay.
+    Files in hidden folders, and files that do not belong to Iceberg, are kept.
     """
     with handle_failures(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
@@ -314,8 +314,8 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
     if totals.files_unconfirmed:
         text += (
-            f" {show_count(totals.files_unconfirmed, 'file')} stayed: only the clock says that they are old; they go "
-            "when the server has run for their least age."
+            f" {show_count(totals.files_unconfirmed, 'file')} stayed: their age is not certain, because the server "
+            "has not run long enough; run the command again later."
         )
     print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
     if totals.files_failed:

@@ -241,9 +241,9 @@ class Queries:
         Args:
             rows: The rows of the subquery.
             predicates: The predicate reader of the outer SELECT.
-            seen: The sources of the outer SELECT that the subquery can refer to, or None for all sources. Names of
-                other sources may refer to another outer block.
-            source: The position of a LATERAL subquery among the sources, or None for another subquery.
+            seen: The sources of the outer SELECT that the subquery can refer to, or None for all sources. A name of any
+                other source may belong to a query further out.
+            source: The position of the subquery among the sources if it is a LATERAL subquery, otherwise None.
         """
         query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
         select = self._selects.get(id(query))

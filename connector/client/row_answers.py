@@ -105,7 +105,7 @@ def file_rows_of(page: pa.Table) -> list[FileRows]:
     """Parse a page of files and their matching rows.
 
     Raises:
-        KeyError: The page has another form.
+        KeyError: A column is missing.
     """
     names = ("file_path", "record_count", "rows", "count", "exact", "delete_files", "undecided")
     columns = [page.column(name).to_pylist() for name in names]

@@ -100,7 +100,7 @@ class SqlResult:
 
     schema: pa.Schema
     types: tuple[str, ...]
-    """The types of the columns, by their names in the dialect."""
+    """The name of each column's type in the SQL dialect."""
     batches: Iterator[pa.RecordBatch]
     explanation: ChosenPlan
     _stack: ExitStack = field(default_factory=ExitStack)

@@ -114,7 +114,7 @@ def open_destination(
     metadata = decode_table(loaded.metadata, loaded.location)
     change: dict[str, Any] = {"operation": "append"}
     if mode != APPEND and metadata.format_version == 1:
-        raise Unwritable("A table of version 1 supports appends and no overwrites; upgrade it to version 2 or later")
+        raise Unwritable("A table of version 1 supports only appends; upgrade it to version 2 or later")
     if mode != APPEND:
         head = metadata.refs.get(branch)
         if isinstance(where, str):

@@ -106,7 +106,7 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 
 def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Check that each key has the same truncated partition value as a long and as an int (`ranges.stored_as_int`).
+    """Check that each key has the same truncated partition value as a long and as an int (`ranges.find_stored_as_int`).
 
     Raises:
         Unwritable: A key has different partition values as a long and as an int.
@@ -121,6 +121,6 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
         if pc.any(wrapped).as_py():
             where = "next to the smallest int" if stored.end < 0 else "in the range of ints"
             raise Unwritable(
-                f"a key of column {field.name} is {where}, and the column may have been an int: the "
-                f"partition of its rows by {spec_field.transform} is not certain. Use another strategy"
+                f"a key of column {field.name} is {where}, and the column may once have been an int. Therefore the "
+                f"partition of its rows under {spec_field.transform} is not certain; use another strategy"
             )

@@ -411,7 +411,10 @@ class _Stored:
     def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """Return the batch's rows that replace stored rows.
 
-        The columns `names` have the values of the latest stored row.
+        The values of the columns `names` come from the latest stored row.
+
+        Args:
+            wins: Whether the new row of each key replaces the stored rows, as bool[keys].
         """
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))

@@ -226,7 +226,7 @@ def define(
 
 
 def check_name(name: str) -> str:
-    """Return the name.
+    """Check the name of an index, and return it.
 
     Raises:
         BadRequest: The name is invalid for an index.
@@ -235,8 +235,8 @@ def check_name(name: str) -> str:
         raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec defines; change the spec instead")
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"{name[:100]!r} cannot name an index: use up to 128 letters, digits, '_', '-' and '.', "
-            "but not '-' or '.' first"
+            f"{name[:100]!r} cannot name an index: use up to 128 letters, digits, '_', '-' and '.'; "
+            "the first character must not be '-' or '.'"
         )
     return name
 

@@ -144,7 +144,7 @@ class SegmentIndex:
     shards: dict[Shard, ShardIndex] = field(default_factory=dict)
 
     def add(self, entry: AppendEntry, place: FramePlace) -> None:
-        """Add the records of an append, one for each of its shards."""
+        """Add the batches of an append. There is one batch for each of its shards."""
         self.time_ms = entry.time_ms
         self.first_time_ms = self.first_time_ms or entry.time_ms
         for each in entry.batches:

@@ -479,8 +479,10 @@ class SaveAudit(Operation, frozen=True):
 class SaveCursor(Operation, frozen=True):
     """Save the position of a named consumer of the timeline (a webhook).
 
+    Only one of two replicas can save the next position, so an event is not delivered by both.
+
     Raises:
-        CommitConflict: The stored position is not `expected` (None: no row yet). So two replicas cannot both deliver.
+        CommitConflict: The stored position is not `expected`. None means that no position is stored.
     """
 
     consumer: str

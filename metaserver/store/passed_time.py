@@ -65,7 +65,10 @@ class PassedTime(msgspec.Struct, frozen=True):
         return end_ms - start_ms - sum(uncounted)
 
     def ago(self, age_ms: int) -> int:
-        """Return the latest time since which `age_ms` have passed. Files that are older may be deleted."""
+        """Return the latest time since which at least `age_ms` have passed.
+
+        Files from before this time may be deleted.
+        """
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
             counted_ms = until_ms - end

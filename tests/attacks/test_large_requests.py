@@ -133,7 +133,10 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
 
 
 async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server has not cached it; the test includes the index of columns, which a plan would build otherwise."""
+    """The second server has not cached the metadata.
+
+    The index of columns is also built on another thread; otherwise the plan would build it on the event loop.
+    """
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
     async with running(tmp_path) as server:
         wide = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}

@@ -66,7 +66,7 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     return results
 
 
-async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
+async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     places, clock, wrapped = await _prepare_old_server(tmp_path), SimulatedClock(1), list[_Away]()
@@ -77,23 +77,25 @@ async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
 
     async with open_rig(tmp_path, clock=clock, wrap_objects=wrap) as rig:
         catalog = rig.catalog
-        assert await rig.store.list_unclaimed("", 9), "no claim is better than a wrong one"
+        assert await rig.store.list_unclaimed("", 9), (
+            "the table must stay without a claim, because its locations are unknown"
+        )
         create = CreateTable(name="x", schema=SCHEMA)
         view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
-        doors: list[Any] = [
+        requests: list[Any] = [
             lambda: catalog.tables.create(CALLER, ("a",), create),
             lambda: catalog.tables.stage(CONFINED, ("a",), create),
             lambda: catalog.views.create(CONFINED, ("a",), view),
             lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{rig.settings.warehouse_uri()}/c"}),
         ]
-        for door in doors:
+        for request in requests:
             with pytest.raises(RetryLater, match="cannot be checked"):
-                await door()
+                await request()
         row = (await catalog.dropped.list(("b",), None, None)).items
         assert not row
         wrapped[0].away = False
         clock.advance(6000)
-        await doors[0]()
+        await requests[0]()
         assert await rig.store.list_unclaimed("", 9) == []
         for place in places.values():
             await _refused_table(rig, place)

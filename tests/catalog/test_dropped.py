@@ -250,22 +250,22 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
                 raise RetryLater("injected: slow down")
             await self._objects.delete(location)
 
-    aways: list[Away] = []
+    stores: list[Away] = []
 
     def wrap(objects: Any) -> Away:
-        aways.append(Away(objects))
-        return aways[0]
+        stores.append(Away(objects))
+        return stores[0]
 
     async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        for aways[0].call in ("read", "delete"):
+        for stores[0].call in ("read", "delete"):
             await rig.catalog.dropped.purge_expired()
             assert await rig.files() != set()
             assert [instant.state for instant in await rig.store.instants(InstantFilter(action="purge"), 10)] == [
                 InstantState.INFLIGHT
             ]
-        aways[0].call = ""
+        stores[0].call = ""
         assert await rig.catalog.dropped.purge_expired() == 1
         assert await rig.files() == set()
 

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types import near_names as module
 from seamark.formats.iceberg.types.near_names import CHARACTERS_MAX, COMPARED_MAX, near_names
 
 
-def test_misspelled_name_is_found_in_any_case() -> None:
+def test_misspelled_name_is_found_regardless_of_case() -> None:
     assert near_names("PRCIE", ["id", "price", "data"]) == ["price"]
     assert near_names("adress", ["Address", "amount"]) == ["Address"]
     assert near_names("nothing", ["id", "price"]) == []

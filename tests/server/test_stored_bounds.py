@@ -172,7 +172,7 @@ async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -
         assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
 
 
-def test_quota_counts_each_amount_until_its_time() -> None:
+def test_quota_counts_each_amount_until_it_expires() -> None:
     quota = Quota(10)
     quota.add("a", 0, 100, 6)
     assert quota.has_room("a", 0, 4)

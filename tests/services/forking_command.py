@@ -26,8 +26,8 @@ _PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
 asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 asked.connect({address!r})
-wish = {{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
-socket.send_fds(asked, [json.dumps(wish).encode()], [1, 2])
+request = {{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
+socket.send_fds(asked, [json.dumps(request).encode()], [1, 2])
 pid = int(asked.recv(64))
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: os.kill(pid, received))
@@ -77,8 +77,8 @@ def _accept(listener: socket.socket, running: set[int]) -> None:
 def _run(asked: socket.socket, running: set[int]) -> None:
     with asked:
         message, outputs, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 2)
-        wish = json.loads(message)
-        process = _start(wish, *outputs)
+        request = json.loads(message)
+        process = _start(request, *outputs)
         for descriptor in outputs:
             os.close(descriptor)
         running.add(process.pid)
@@ -92,9 +92,9 @@ def _run(asked: socket.socket, running: set[int]) -> None:
             asked.shutdown(socket.SHUT_RDWR)
 
 
-def _start(wish: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start a forked process, or a whole process if the fork server cannot be used."""
-    argv, env, cwd = [SEAMARK, *wish["arguments"]], wish["env"], wish["cwd"]  # type: ignore[misc]
+def _start(request: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Start a forked process, or a new process if the fork server cannot be used."""
+    argv, env, cwd = [SEAMARK, *request["arguments"]], request["env"], request["cwd"]  # type: ignore[misc]
     forked = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
     return forked or subprocess.Popen(
         argv,

@@ -80,10 +80,10 @@ class Pick(NamedTuple):
 
 @dataclass
 class _CopiedChunks:
-    """The chunks of one pick in the new file.
+    """The column chunks that one `Pick` copies to the new file.
 
     Attributes:
-        values: The new offsets: int64[n, PATCHED_FIELDS].
+        values: The new offsets of each chunk, as int64[n, PATCHED_FIELDS].
     """
 
     footer: ParquetFooter

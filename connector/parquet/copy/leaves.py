@@ -61,7 +61,7 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The name that the column has in pyarrow and in key tools."""
+        """The name of the column in pyarrow and in Parquet's key tools."""
         return b".".join(self.names).decode(errors="replace")
 
 

@@ -35,7 +35,7 @@ class ColumnReports:
         self._pending: set[asyncio.Task[None]] = set()
 
     def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        """Start to send the reports of a statement. If too many reports are in flight, nothing is sent.
+        """Start a task that sends the reports of a statement. If too many tasks are running, nothing is sent.
 
         Args:
             answer: Trino's description of the statement.

@@ -118,9 +118,9 @@ class KnownStatistics:
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
         """Return whether the statistics should be computed again.
 
-        This is necessary if a column has no statistics, or if many rows have changed. It is also necessary if the
-        newest commits have only rewritten files: Spark reads the statistics of the current snapshot, for which the
-        same numbers are correct.
+        This is necessary if a column has no statistics, if many rows have changed, or if the newest commits have
+        only rewritten files. In the last case the numbers are still correct, but Spark reads only the statistics of
+        the current snapshot.
         """
         if self.rows == 0:
             return False

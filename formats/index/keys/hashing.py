@@ -52,7 +52,7 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
 
 
 def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
-    """Return (high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with the seeds 0 and 1."""
+    """Return (high, low) of each row's 128-bit hash, each as uint64[rows]: `hash_rows` with the seeds 0 and 1."""
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 

@@ -81,8 +81,8 @@ def pin_request(
     Args:
         body: The body of the request.
         metadata: The table's metadata.
-        dialect: How the client reads the answer.
-        fresh: The fresh snapshot that is the current snapshot in `metadata`.
+        dialect: The form of answers that the client can read.
+        fresh: The fresh snapshot, if the current snapshot of `metadata` is fresh.
 
     Raises:
         BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and
@@ -92,7 +92,7 @@ def pin_request(
     if len(stats_fields) > STATS_FIELDS_MAX:
         raise BadRequest(f"stats-fields has {len(stats_fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
     if body.seamark.functions and body.seamark.residuals:
-        raise BadRequest("A filter with functions gives no residuals; send seamark.residuals: false beside functions")
+        raise BadRequest("A filter with functions gives no residuals; send seamark.residuals: false with functions")
     is_incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
     snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
     if snapshot_id is None and not is_incremental:

@@ -2,8 +2,8 @@
 
 The field values of a partition restrict its source columns. Two partitions are disjoint if a column would need two
 values at once. A column needs two values if the same transform has two values, if buckets have different remainders (a
-bucket of 16 is part of a bucket of 8), or if a value contradicts a value of its transform. If the disjointness is
-uncertain, two partitions overlap, and neither contains the other.
+bucket of 16 is part of a bucket of 8), or if a value contradicts a value of its transform. If it is uncertain
+whether two partitions are disjoint, they overlap, and neither contains the other.
 """
 
 from __future__ import annotations

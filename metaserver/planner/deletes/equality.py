@@ -102,7 +102,7 @@ class _DataFiles(NamedTuple):
 
     sequence: Longs
     first: Longs
-    """The start of the file's scope among the leaves."""
+    """The position of the first leaf in the data file's scope."""
     last: Longs
     above: tuple[Longs, ...]
     """For each column, the number of delete files whose upper bound is below the data file's lower bound."""

@@ -24,7 +24,7 @@ from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 
 class RemoteRows(NamedTuple):
-    """The result of a record index that was read remotely, for the keys of a lookup."""
+    """The rows that a remotely read record index contains for the keys of a lookup."""
 
     location: str
     files: FilesTable

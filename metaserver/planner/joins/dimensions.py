@@ -103,11 +103,12 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """A request for the values of columns in the rows that the scan matches.
+    """A request for the values that columns have in the rows that match the scan.
 
-    The values are keys of the type beside each column.
+    The values are returned as keys.
 
     Attributes:
+        columns: Each column with the type of its keys.
         likes: The LIKE predicates. The rows satisfy all of them.
         operators: If operators are given, the request is for spans (`ranges.py`). Each operator compares a column of
             the planned table with one of these columns. The keys are the starts and the ends of the spans.

@@ -96,7 +96,7 @@ def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.C
 
 
 def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
-    """Run a generator to its end on this connection."""
+    """Execute the statements that a generator yields on this connection, and return the generator's result."""
     try:
         statement: StoreStatement = next(steps)
         while True:

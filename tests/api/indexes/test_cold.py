@@ -42,7 +42,7 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def delay_whole_files(server: Running) -> SlowWholeFiles:
-    """Make whole index files unavailable from now on."""
+    """Make reads of whole index files wait until `let_go`."""
     storage = SlowWholeFiles(server.components.objects)
     storage.whole = asyncio.Event()
     server.components.indexes._objects = storage

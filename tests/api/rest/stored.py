@@ -45,7 +45,7 @@ Row = tuple[Any, ...]
 class Stored(LiveTable):
     """The table `db.t`.
 
-    A partitioned table has the identity of `part`, and each file has one value.
+    If it is partitioned, its partition field is the identity of `part`, and each file belongs to one partition.
     """
 
     @staticmethod

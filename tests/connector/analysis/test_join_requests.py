@@ -320,7 +320,7 @@ async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> No
     ]
 
 
-async def test_large_table_is_joined_with_few_rows_of_itself() -> None:
+async def test_self_join_is_requested_only_if_a_condition_selects_few_rows() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
         _, asked = await rewritten(self_join.format(condition))

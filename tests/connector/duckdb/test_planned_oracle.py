@@ -370,12 +370,12 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
             (
                 "SELECT * FROM facts JOIN spans ON wide > wide_low WHERE name = 'a'",
                 3,
-            ),  # The result includes the limit itself.
+            ),  # The range includes its bound.
             ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
             ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
             ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds.
             ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
-            # NaN is the greatest number, and DuckDB's files do not count it.
+            # NaN is the greatest number, and the files that DuckDB writes have no NaN counts.
             ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),
             ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'b'", 8),
             ("SELECT * FROM facts WHERE code > (SELECT code_high FROM spans WHERE name = 'a')", 2),

@@ -166,12 +166,12 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_manifest_rewrite_is_undone_below_later_commits_or_refused(
+def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     client: IndexClient, served: Served, version: int
 ) -> None:
-    """All live entries stay the same in random histories.
+    """In random histories, all live entries stay the same.
 
-    Without a later commit, they are in the former manifests again.
+    If no commit follows the rewrite, the undo restores the manifests from before the rewrite.
     """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()

@@ -118,7 +118,10 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
 
 @dataclass
 class Seamark:
-    """A scripted Seamark. `asked` has (path, body) of plan requests, and `renewed` has those of lease requests."""
+    """A fake Seamark server with scripted answers.
+
+    `asked` contains (path, body) of each plan request, and `renewed` contains that of each lease request.
+    """
 
     fake: Fake
     asked: list[tuple[str, Any]] = field(default_factory=list)

@@ -295,7 +295,7 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
-def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: int, mode: str) -> None:
+def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "

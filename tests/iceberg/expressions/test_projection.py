@@ -148,7 +148,7 @@ def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
-def test_truncation_wider_than_javas_int_decides_only_null(op: Op) -> None:
+def test_truncation_to_javas_maximum_int_decides_only_null(op: Op) -> None:
     # Java computes 2, not 0, for truncate[2147483647](1).
     assert expression_text(project_inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
     assert expression_text(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"

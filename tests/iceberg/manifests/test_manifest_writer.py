@@ -407,7 +407,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     assert {e.file.first_row_id for e in read_entries(made.data, described, case.metadata)} == {None}
 
 
-def test_version_3_manifest_list_requires_first_row_ids() -> None:
+def test_manifest_list_requires_the_fields_of_its_version() -> None:
     described = encode_entries(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):

@@ -109,7 +109,7 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
 
 
 def order(value: Any) -> Any:
-    """Return a sort key in Iceberg's order: -0.0 before 0.0, text by its UTF-8."""
+    """Return a sort key in Iceberg's order: -0.0 before 0.0, and text by its UTF-8 bytes."""
     if isinstance(value, float):
         return (value, math.copysign(1, value) if value == 0 else 0)
     return value.encode() if isinstance(value, str) else value

@@ -384,10 +384,10 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     assert await rig.plan_files(planning, ODD) == []
 
 
-async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
-    """Return a planner that uses bloom indexes of any size by range reads.
+async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
+    """Return a planner that probes index files of any size by range reads, and its storage.
 
-    Its reads of this whole index file wait.
+    Reads of the whole index file `path` wait.
     """
     stores: list[RecordingObjects] = []
 
@@ -403,7 +403,7 @@ async def far_away(rig: Rig, path: Path, **options: Any) -> tuple[Planning, Reco
 async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) -> None:
     table = await rig.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
-    planning, storage = await far_away(rig, path)
+    planning, storage = await open_planner_with_remote_indexes(rig, path)
     first = await rig.scan(planning, ODD)
     assert (numbers_of(first), first.complete) == ([], True)
     opening = len(storage.ranges)
@@ -425,7 +425,7 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
 async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) -> None:
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
-    planning, storage = await far_away(rig, path)
+    planning, storage = await open_planner_with_remote_indexes(rig, path)
     assert await rig.plan_files(planning, ODD) == []
     opening = len(storage.ranges)
     assert opening <= 7
@@ -447,7 +447,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     )  # A small guess, so that the first read does not include the sections.
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await far_away(rig, path)
+    planning, storage = await open_planner_with_remote_indexes(rig, path)
     assert await rig.plan_files(planning, eq(12)) == [1]
     request_count = len(storage.ranges)
     scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
@@ -465,7 +465,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await far_away(rig, path, index_wait_s=0.6)
+    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.6)
     assert await rig.plan_files(planning, eq(12)) == [1]
     assert await rig.plan_files(planning, eq(14)) == [1]
     request_count = len(storage.ranges)
@@ -485,7 +485,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
 async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig) -> None:
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
-    planning, storage = await far_away(rig, path, index_wait_s=0.2)
+    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
     many = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
     scan = await rig.scan(planning, many)
     assert (numbers_of(scan), scan.complete) == (list(FILES), False)
@@ -515,7 +515,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
     else:
         data[spot[how]] ^= 1
         path.write_bytes(data)
-    planning, storage = await far_away(rig, path, index_wait_s=0.5)
+    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.5)
     scan = await rig.scan(planning, ODD)
     assert 1 in numbers_of(scan)
     assert not scan.complete
