@@ -80,7 +80,7 @@ class Pick(NamedTuple):
 
 @dataclass
 class _CopiedChunks:
-    """The column chunks that one `Pick` copies to the new file.
+    """The column chunks that a `Pick` copies to the new file.
 
     Attributes:
         values: The new offsets of each chunk, as int64[n, PATCHED_FIELDS].
