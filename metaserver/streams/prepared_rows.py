@@ -180,8 +180,7 @@ class RowPreparation:
                 conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed
                 letters += [
-                    RejectedRow(_show_arrow_row(batch.slice(row, 1)), reason)
-                    for row, reason in sorted(reasons.items())
+                    RejectedRow(_show_arrow_row(batch.slice(row, 1)), reason) for row, reason in sorted(reasons.items())
                 ]
             first += batch.num_rows
         return self._pack(parts, key, letters)
