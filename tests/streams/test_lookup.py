@@ -12,7 +12,7 @@ import pytest
 import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, Unreachable
-from seamark.connector.streams import lookup
+from seamark.connector.streams import lookup, reader
 from seamark.connector.streams.lookup import LookupFailed
 from tests.streams.test_rows_over_http import create, streaming
 from tests.waits import until
@@ -41,12 +41,11 @@ async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[Exception] = [Unreachable("lost"), BadRequest("a DELETE"), BadRequest("another DELETE")]
-    real = lookup.iterate
 
     def iterate(*args: Any, **options: Any) -> Any:
         if errors:
             raise errors.pop(0)
-        return real(*args, **options)
+        return reader.iterate(*args, **options)
 
     monkeypatch.setattr(lookup, "iterate", iterate)
     async with streaming(tmp_path) as stream:
