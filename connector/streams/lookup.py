@@ -24,6 +24,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
 
 _WAIT_S = 2.0
+_RESTARTS_MAX = 5
 """The longest time of one request for new rows. `close` waits as long."""
 _DELETE = "delete"
 
@@ -41,7 +42,7 @@ class LookupTable:
         self._rows_max = rows_max
         self._rows: dict[Any, dict[str, Any]] = {}
         self._error: Exception | None = None
-        self._failures = 0
+        self._failures = self._restarts = 0
         """The failures since the table was last read completely."""
         self._closed = threading.Event()
         self._loaded = threading.Event()
@@ -107,10 +108,12 @@ class LookupTable:
             except (BadRequest, NotFound) as error:
                 # Rows were removed, or the log no longer has the next rows. If the table can be read from the start,
                 # the copy is correct again.
-                if self._failures:
+                if self._restarts == _RESTARTS_MAX:
                     self._fail(error)
                     return
-                self._failures = 1
+                if self._restarts:  # A busy table may have changed while it was read again.
+                    back_off(self._restarts, first_s=0.1, max_s=2.0)
+                self._restarts += 1
             except Refused as error:
                 self._fail(error)
                 return
@@ -135,7 +138,7 @@ class LookupTable:
                 self._apply(batch.rows, rows)
             elif rows is not self._rows:
                 self._rows = rows  # the present rows are complete
-                self._failures = 0
+                self._failures = self._restarts = 0
                 self._loaded.set()
 
     def _apply(self, batch: pa.RecordBatch, rows: dict[Any, dict[str, Any]]) -> None:

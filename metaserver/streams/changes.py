@@ -6,7 +6,7 @@ field `op` states it, `before` and `after` have the row. Both are read into a `R
 
 from __future__ import annotations
 
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -22,6 +22,15 @@ KINDS = {kind.name.lower(): kind for kind in RowKind}
 _ENVELOPE_FIELDS = frozenset(("before", "after", "op"))
 _UNAVAILABLE = "__debezium_unavailable_value"
 """In place of a large value that an update has not changed."""
+_UNAVAILABLE_VALUES = (
+    _UNAVAILABLE,
+    b64encode(_UNAVAILABLE.encode()).decode(),
+    _UNAVAILABLE.encode().hex(),
+    [_UNAVAILABLE],
+)
+"""Its forms: of text, of bytes in base64 and in hexadecimal digits, and of arrays of text."""
+_SCALE_MAX = 1_000
+_DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEBEZIUM_KINDS = {"c": RowKind.INSERT, "r": RowKind.INSERT, "u": RowKind.UPDATE, "d": RowKind.DELETE}
 
@@ -120,7 +129,7 @@ def _read_image(
         return None
     if not isinstance(image, dict):
         raise BadRequest(f"has the {name} {show_json(image)}, and not an object with the columns")
-    if unavailable := [column for column, value in image.items() if value == _UNAVAILABLE]:
+    if unavailable := [column for column, value in image.items() if value in _UNAVAILABLE_VALUES]:
         raise BadRequest(
             f"lacks the value of {unavailable[0]}, which the database did not send again; set the table's replica "
             "identity to FULL"
@@ -156,12 +165,24 @@ def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
 def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     """Return the function for a semantic type of Debezium or Kafka Connect; None if the value needs none."""
     if kind == "org.apache.kafka.connect.data.Decimal":
-        parameters = column.get("parameters")
-        scale = int(parameters.get("scale", 0)) if isinstance(parameters, dict) else 0
+        scale = _read_scale(column.get("parameters"))
         return lambda value: _read_decimal(value, scale)
     if column.get("type") == "bytes":
         return lambda value: b64decode(value, validate=True).hex()
     return _CONVERTERS.get(kind) if isinstance(kind, str) else None
+
+
+def _read_scale(parameters: Any) -> int:
+    """Return the scale of a decimal, which Kafka Connect sends as text.
+
+    Raises:
+        BadRequest: The scale is no number, or is so large that the text of a value would be long.
+    """
+    text = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 4 and int(digits) <= _SCALE_MAX):
+        raise BadRequest(f"has a schema with a decimal of the scale {show_json(text)}; the limit is {_SCALE_MAX}")
+    return int(text)
 
 
 def _read_decimal(value: Any, scale: int) -> Any:
@@ -169,6 +190,8 @@ def _read_decimal(value: Any, scale: int) -> Any:
     if not isinstance(value, str):
         return value
     unscaled = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
+    if scale < 0:
+        return str(unscaled) + "0" * -scale
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
     sign = "-" if unscaled < 0 else ""
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
@@ -183,6 +206,13 @@ def _at(value: Any, **unit: float) -> datetime:
 
 def _timestamp(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds")
+
+
+def _time_of_day(value: Any, unit_us: int) -> str:
+    moment = _at(value, microseconds=unit_us)
+    if not 0 <= value * unit_us < _DAY_US:  # MySQL's TIME may be a duration.
+        raise ValueError(f"{value} is no time of a day")
+    return moment.time().isoformat(timespec="microseconds")
 
 
 def _nanoseconds(value: Any) -> str:
@@ -203,9 +233,9 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "io.debezium.time.NanoTimestamp": _nanoseconds,
     **dict.fromkeys(
         ("io.debezium.time.Time", "org.apache.kafka.connect.data.Time"),
-        lambda value: _at(value, milliseconds=1).time().isoformat(timespec="microseconds"),
+        lambda value: _time_of_day(value, 1_000),
     ),
-    "io.debezium.time.MicroTime": lambda value: _at(value, microseconds=1).time().isoformat(timespec="microseconds"),
+    "io.debezium.time.MicroTime": lambda value: _time_of_day(value, 1),
 }
 """By the semantic type; other values have the form of JSON rows already."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from seamark.metaserver.log.port import Shard, ShardState, StreamLog
@@ -13,7 +13,7 @@ class ReadRows(NamedTuple):
     """Rows that were read from the log.
 
     Attributes:
-        slices: The rows, by shard and in the order of the log.
+        slices: The rows, by shard and in the order of the log within a shard.
         kinds: The kinds of the rows of each slice, one byte for each row; empty if all rows are inserts.
         offsets: The offset after the last row that was read, by shard.
     """
@@ -33,7 +33,12 @@ class ReadRows(NamedTuple):
 
 
 async def read_log(
-    log: StreamLog, table_uuid: str, ranges: Mapping[int, tuple[int, int]], *, limit_bytes: int
+    log: StreamLog,
+    table_uuid: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *,
+    limit_bytes: int,
+    keep: Callable[[int], None] = lambda size_bytes: None,
 ) -> ReadRows:
     """Return rows of the ranges, from the start of each range on.
 
@@ -41,14 +46,19 @@ async def read_log(
         log: The log.
         table_uuid: The table.
         ranges: The first offset, and the offset after the last row, by shard.
-        limit_bytes: The size at which no further batch is read. At least one batch of each shard is returned.
+        limit_bytes: The size at which no further batch is read. At least one batch is returned.
+        keep: Called with the size of each batch that is in memory; it may raise an error.
 
     Raises:
         OffsetOutOfRange: The log has removed the rows meanwhile.
     """
     rows = ReadRows([], [], {})
     share_bytes = max(1, limit_bytes // max(1, len(ranges)))
-    for number, (start, end) in sorted(ranges.items()):
+    size_bytes = 0
+    # The shard with the most rows is first: if batches exceed their shares, no shard is always left out.
+    for number, (start, end) in sorted(ranges.items(), key=lambda item: item[1][0] - item[1][1]):
+        if rows.slices and size_bytes >= limit_bytes:
+            break
         shard, at, left_bytes = Shard(table_uuid, number), start, share_bytes
         while at < end and left_bytes > 0:
             for record in await log.read(shard, at, limit_bytes=left_bytes, end=end):
@@ -56,6 +66,8 @@ async def read_log(
                 first = at - record.offset
                 rows.slices.append(RowSlice(record.batch.payload, first, stop - at))
                 rows.kinds.append(record.batch.kinds[first : stop - record.offset])
+                keep(record.batch.size_bytes)
+                size_bytes += record.batch.size_bytes
                 left_bytes -= record.batch.size_bytes
                 at = stop
         rows.offsets[number] = at

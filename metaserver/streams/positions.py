@@ -128,6 +128,8 @@ def parse_ranges(snapshot: Snapshot) -> tuple[FlushedRange, ...] | None:
             ranges.append(FlushedRange(_parse_number(shard), _parse_number(start), _parse_number(end)))
     except ValueError:
         return None  # A client has written the summary.
+    if any(moved.shard >= _SHARDS_MAX for moved in ranges):
+        return None  # The same. A position has an offset for each shard up to the highest.
     return tuple(ranges)
 
 

@@ -180,8 +180,7 @@ class RowPreparation:
                 conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed
                 letters += [
-                    RejectedRow(encode_json(batch.slice(row, 1).to_pylist()[0]), reason)
-                    for row, reason in sorted(reasons.items())
+                    RejectedRow(_show_arrow_row(batch.slice(row, 1)), reason) for row, reason in sorted(reasons.items())
                 ]
             first += batch.num_rows
         return self._pack(parts, key, letters)
@@ -256,6 +255,15 @@ class _ArrowRows:
         rows = self.rows.slice(first, end - first)
         preparation = self.preparation
         return _Conformed(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
+
+
+def _show_arrow_row(row: pa.RecordBatch) -> str:
+    """Return the one row of a batch as JSON."""
+    try:
+        return encode_json(row.to_pylist()[0])
+    except (ValueError, OverflowError):  # Such as a date after the year 9999, which Python does not have.
+        columns = zip(row.schema.names, row.columns, strict=True)
+        return encode_json({name: column.to_string(skip_new_lines=True) for name, column in columns})
 
 
 def encode_json(row: Any) -> str:

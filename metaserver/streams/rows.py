@@ -24,6 +24,8 @@ _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "boolean": bool}
 """The types whose JSON values Arrow accepts unchanged."""
 _LONG = 1 << 63
+_STRUCT_VALUES_MAX = 1 << 24
+"""The maximum number of values in the structs of a column, also of nulls: 64 MB of integers."""
 
 
 class RowFormat(Enum):
@@ -111,6 +113,8 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
     """
     names: set[str] = set().union(*rows) if rows else set()
     if rows and not names:
+        if not schema.fields:
+            raise BadRequest("The table has no columns; add one")
         names = {schema.fields[0].name}  # A batch without columns has no rows.
     fields = [field for field in schema.fields if field.name in names]
     if unknown := sorted(names - {field.name for field in fields}):
@@ -138,7 +142,7 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             pass  # The slower way below finds the row.
     try:
         if not isinstance(kind, str):
-            nested = _nested_converter(kind)
+            nested = _nested_converter(kind, _Budget())
             converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
         return arrow_array(kind, [_convert(_converter(kind), value, n, path, kind) for n, value in enumerate(values)])
@@ -175,16 +179,41 @@ def _converter(kind: str) -> Callable[[Any], Any]:
     return convert
 
 
-def _nested_converter(kind: Type) -> Callable[[Any], Any]:
+class _Budget:
+    """Counts the values of structs: `{}` is short, and a struct of many fields is not."""
+
+    def __init__(self) -> None:
+        self.left = _STRUCT_VALUES_MAX
+
+    def spend(self, values: int) -> None:
+        self.left -= values
+        if self.left < 0:
+            raise TooLarge(
+                f"The structs of a column have more than {_STRUCT_VALUES_MAX:,} values; send them in several requests"
+            )
+
+
+def count_leaves(kind: Type) -> int:
+    """Return the number of values that a null of the type has in Arrow."""
+    return sum(count_leaves(field.type) for field in kind.fields) if isinstance(kind, StructType) else 1
+
+
+def _nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     """Return a function from JSON to the Python value that pyarrow converts to the type."""
     if isinstance(kind, StructType):
-        children = [(field, _nested_converter(field.type)) for field in kind.fields]
-        return lambda value: None if value is None else _struct(value, children)
+        children = [(field, _nested_converter(field.type, budget)) for field in kind.fields]
+        leaves = count_leaves(kind)
+
+        def convert_struct(value: Any) -> Any:
+            budget.spend(leaves)
+            return None if value is None else _struct(value, children)
+
+        return convert_struct
     if isinstance(kind, ListType):
-        element = _nested_converter(kind.element)
+        element = _nested_converter(kind.element, budget)
         return lambda value: None if value is None else [element(item) for item in _require(value, list)]
     if isinstance(kind, MapType):
-        key, item = _nested_converter(kind.key), _nested_converter(kind.value)
+        key, item = _nested_converter(kind.key, budget), _nested_converter(kind.value, budget)
         return lambda value: None if value is None else _map(value, key, item)
     convert, arrow_kind = _converter(kind), kind
 

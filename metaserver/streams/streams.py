@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -79,6 +81,8 @@ _OPEN_S = 60.0
 """The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
 _OPEN_SHARED_S = 1.0
 """The same where other processes append to the log."""
+_THREADS = 8
+T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -185,6 +189,8 @@ class Streams:
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self._next_shard = 0
+        # Not the threads of `asyncio.to_thread`: these threads wait for plans, which are made in those.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
 
@@ -377,6 +383,7 @@ class Streams:
                 settings.stream_fresh_retention_s + self.snapshots.named_s,
             ),
             fresh_folder=folder,
+            run_in_thread=self._run_in_thread,
             logged_bytes=partial(log.unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
         )
         table.keeps_rows = self._owners.is_owner(entry.uuid)
@@ -397,6 +404,9 @@ class Streams:
         self._tables[entry.uuid] = table
         self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
         return table
+
+    def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
     async def flush(self, uuid: str) -> int:
         """Flush a table now; return the number of rows.
@@ -602,6 +612,7 @@ class Streams:
             await asyncio.gather(self._cleaning, return_exceptions=True)
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
 
 def shards_of(loaded: LoadedTable) -> int:

@@ -89,6 +89,16 @@ async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Str
     assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
 
 
+async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: Stream) -> None:
+    await create_letters(stream)
+    days = pa.array([0, 1 << 30], pa.int32()).view(pa.date32())
+    body = arrow_body(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
+    status, answer = await stream.send(body, ARROW)
+    assert (status, answer["rows"], answer["rejected"]) == (200, 1, 1)
+    (letter,) = await read_letters(stream)
+    assert json.loads(letter["raw"]).keys() == {"id", "name", "day"}
+
+
 async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: Stream) -> None:
     async def reason() -> str:
         status, text = await stream.send_refused(b'[{"id": 1}, {"id": "x"}]')

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,6 +34,7 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.compaction import compact
+from seamark.metaserver.planner.plan import planner
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.streams import SHARDS
 from tests.seeds import examples, first_seed
@@ -388,3 +390,18 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
                 else:
                     assert await read(stream) == model
             assert await read(stream) == model
+
+
+async def test_flush_needs_no_second_thread_of_the_event_loop(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stream.post({"id": 1, "name": "a"})
+    await stream.flush()
+    monkeypatch.setattr(planner, "_is_quick", lambda *args: False)  # Plans of large tables are made in threads.
+    await stream.post({"id": 1, "name": "b"})
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    try:
+        async with asyncio.timeout(20):
+            assert await stream.flush() == 1
+    finally:
+        loop.set_default_executor(ThreadPoolExecutor())
+    assert await read(stream) == {1: "b"}

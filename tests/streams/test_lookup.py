@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import BadRequest, Unreachable
+from seamark.connector.streams import lookup, reader
 from seamark.connector.streams.lookup import LookupFailed
 from tests.streams.test_rows_over_http import create, streaming
 from tests.waits import until
@@ -31,6 +33,28 @@ async def test_a_copy_in_memory_follows_rows_appends_and_deletes(tmp_path: Path)
             await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
             await until(lambda: copy.get(1) is None)
             assert len(copy) == 2
+        finally:
+            await asyncio.to_thread(copy.close)
+
+
+async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [Unreachable("lost"), BadRequest("a DELETE"), BadRequest("another DELETE")]
+
+    def iterate(*args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return reader.iterate(*args, **options)
+
+    monkeypatch.setattr(lookup, "iterate", iterate)
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        client = SeamarkClient(stream.server.url)
+        copy = await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], columns=["id"]))
+        try:
+            assert copy.get(1) == {"id": 1}
         finally:
             await asyncio.to_thread(copy.close)
 

@@ -268,3 +268,9 @@ def test_invalid_token_is_refused(token: str) -> None:
 def test_summary_that_a_client_wrote_is_not_read_as_a_flush() -> None:
     raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: "0:x-2"}).encode())
     assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None
+
+
+@pytest.mark.parametrize("offsets", ["1000000000:0-1", "0:0-1,9223372036854775807:0-1"])
+def test_summary_of_a_client_cannot_name_a_shard_that_no_table_has(offsets: str) -> None:
+    raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: offsets}).encode())
+    assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None

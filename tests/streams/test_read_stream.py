@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import StringType
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
@@ -146,6 +147,19 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     with pytest.raises(BadRequest, match=r"removed or replaced rows.*skip-changes=true"):
         await read(stream, from_=start)
     assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
+
+
+async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
+    await stream.post({"id": 1})
+
+    def add_column() -> None:
+        with stream.catalog.load_table("db.t").update_schema() as change:
+            change.add_column("_change_type", StringType())
+
+    await asyncio.to_thread(add_column)
+    assert ids(await read(stream)) == [1]
+    with pytest.raises(BadRequest, match="has a column _change_type"):
+        await read(stream, from_=0, changes=True)
 
 
 async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: Stream) -> None:

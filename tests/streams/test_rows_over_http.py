@@ -652,3 +652,12 @@ async def test_row_without_columns_is_a_row_of_nulls(tmp_path: Path) -> None:
         assert (await stream.post({}))["rows"] == 1
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
         assert rows == [{"id": None, "name": None}]
+
+
+@pytest.mark.parametrize("fields", [[1], [{"id": [1]}], {"a": 1}])
+async def test_invalid_schema_of_a_stream_table_is_refused(stream: Stream, fields: Any) -> None:
+    await stream.post({"id": 1})
+    update = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
+    body = {"requirements": [], "updates": [update]}
+    async with stream.server.http.post(f"{stream.server.url}/v1/namespaces/db/tables/t", json=body) as answer:
+        assert answer.status == 400, await answer.text()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.api.streams import several_tables
 from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.streams import ENABLED
 from tests.streams.test_dead_letters import create_letters, read_letters
@@ -72,3 +73,10 @@ async def test_tables_share_a_dead_letter_table(stream: Stream) -> None:
     assert sorted(letter["table"] for letter in await read_letters(stream)) == ["db.t", "db.u"]
     status, answer = await send(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
     assert (status, "db.t_errors is a dead-letter table" in answer["error"]["message"]) == (400, True)
+
+
+async def test_rows_of_all_tables_have_one_limit_of_bytes(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several_tables, "DECODED_BYTES_MAX", 3_000)
+    status, answer = await send(stream, t=[{"id": 1}] * 100, u=[{"id": 2}] * 100)
+    assert (status, "more than 3,000 bytes" in answer["error"]["message"]) == (413, True)
+    assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])

@@ -168,7 +168,8 @@ def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
     if schema.get("identifier-field-ids", []) != list(current.identifier_field_ids):
         return True
     fields = schema.get("fields")
-    names = {field.get("id"): field.get("name") for field in fields} if isinstance(fields, list) else {}
+    valid = [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
+    names = {field["id"]: field.get("name") for field in valid if isinstance(field.get("id"), int)}
     key = metadata.properties.get(KEY, "").replace(" ", "").split(",")
     return any(names.get(field.id) != field.name for field in current.fields if field.name in key)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -48,9 +48,12 @@ _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
 _TRIM_TRIES = 3
 """The maximum number of times that a step is chosen again because the retention of the log was faster."""
+_QUICK_SNAPSHOTS = 200
+"""The maximum number of snapshots that are searched on the event loop."""
 _FIRST_ROW_S = 0.5
 """The time between two checks whether a table without a stream has got its first row."""
 _CHANGE_TYPE = "_change_type"
+T = TypeVar("T")
 _TABLE = "/api/v1/tables/{namespace}/{table}"
 _KIND_NAMES = {RowKind.INSERT: "insert", RowKind.UPDATE: "update", RowKind.DELETE: "delete"}
 
@@ -90,10 +93,13 @@ async def load_stream_position(call: Call) -> StreamPosition:
     elif at == "latest":
         position = position_latest(entry.uuid, table)
     elif at.startswith("snapshot:"):
-        position = position_after_snapshot(entry.uuid, table, _parse_whole(at, "snapshot") or None)
+        snapshot_id = _parse_whole(at, "snapshot") or None
+        position = await _choose(call, lambda table: position_after_snapshot(entry.uuid, table, snapshot_id), table)
     elif at.startswith("time:"):
         time_ms = _parse_whole(at, "time")
-        position = position_after_snapshot(entry.uuid, table, snapshot_at(table, time_ms))
+        position = await _choose(
+            call, lambda table: position_after_snapshot(entry.uuid, table, snapshot_at(table, time_ms)), table
+        )
         if log is not None:
             offsets = {number: await log.offset_at(Shard(entry.uuid, number), time_ms) for number in table.shards}
             position = move_to_time(position, table.shards, offsets)
@@ -172,7 +178,7 @@ async def read_rows(call: Call) -> Answer:
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
         choose = partial(next_step, position, until=until, skips_changes=skips_changes)
-        step = choose(table)
+        step = await _choose(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
             await call.recheck(call.namespace)
@@ -183,7 +189,7 @@ async def read_rows(call: Call) -> Answer:
             return _answer(_encode([], {"step": "rows", "position": after.encode()}))
         assert log is not None
         try:
-            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes)
+            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.keep)
         except OffsetOutOfRange:
             if attempt + 1 == _TRIM_TRIES:
                 raise
@@ -208,6 +214,13 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
     return entry, ReadableTable(metadata, flushed, shards_of(log, entry.uuid, flushed)), log
 
 
+async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
+    """Return what `choose` chooses. It takes some microseconds for each snapshot of the table."""
+    if len(table.metadata.snapshots_by_id) <= _QUICK_SNAPSHOTS:
+        return choose(table)
+    return await call.in_turn(partial(choose, table))
+
+
 async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
 ) -> tuple[Step, ReadableTable, StreamLog | None]:
@@ -218,7 +231,8 @@ async def _wait_for_rows(
         while True:
             watcher.woken.clear()
             _, table, log = await _load(call, uuid=entry.uuid)
-            step = choose(table)
+            step = await _choose(call, choose, table)
+            choose = partial(choose.func, step.position, **choose.keywords)  # What was passed is not read again.
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
@@ -264,6 +278,8 @@ def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str
         BadRequest: A row is not an insert, and the reader did not ask for changes.
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
+    if has_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):
+        raise BadRequest(f"The table has a column {_CHANGE_TYPE}; rename it, or read without changes=true")
     if has_kinds:
         batches = [_add_kinds(batch, kinds) for batch, kinds in zip(batches, rows.kinds, strict=True)]
     elif any(max(kinds, default=0) != RowKind.INSERT for kinds in rows.kinds):

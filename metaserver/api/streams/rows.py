@@ -26,7 +26,7 @@ from seamark.metaserver.api.streams.row_appends import (
 )
 from seamark.metaserver.streams.pauses import pause_of
 from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.rows import RowFormat, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.rows import RowFormat, count_leaves, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _PARAMETERS = (
@@ -39,7 +39,7 @@ _PARAMETERS = (
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
-_DECODED_BYTES_MAX = 64 << 20
+DECODED_BYTES_MAX = 64 << 20
 """The maximum size of the decoded rows of one request. The log takes no larger append."""
 _VALUE_BYTES = 4
 """The least size of a value of most types in the log, also of a null."""
@@ -182,7 +182,7 @@ def _read_envelope(query: Mapping[str, str]) -> bool:
 
 
 def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
-    """Check that the decoded rows have at most `_DECODED_BYTES_MAX`, before they are decoded.
+    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
 
     Raises:
         TooLarge: They have more.
@@ -193,9 +193,9 @@ def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> N
     for batch in batches:
         for field, column in zip(batch.schema, batch.columns, strict=True):
             size_bytes += expanded_bytes(column, field.name[:100])
-            if size_bytes > _DECODED_BYTES_MAX:
+            if size_bytes > DECODED_BYTES_MAX:
                 raise TooLarge(
-                    f"The decoded rows have more than {_DECODED_BYTES_MAX:,} bytes; send them in several requests"
+                    f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
                 )
 
 
@@ -205,9 +205,9 @@ def check_columns(rows: int, metadata: TableMetadata) -> None:
     Raises:
         TooLarge: The columns have too many values.
     """
-    columns = len(metadata.current_schema.fields)
-    if rows * columns * _VALUE_BYTES > _DECODED_BYTES_MAX:
+    columns = sum(count_leaves(field.type) for field in metadata.current_schema.fields)
+    if rows * columns * _VALUE_BYTES > DECODED_BYTES_MAX:
         raise TooLarge(
             f"The body has {rows:,} rows for a table with {columns:,} columns; send at most "
-            f"{_DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
+            f"{DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.protocol.wire import check_changeable, check_namespace, show
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -20,9 +20,10 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
-from seamark.metaserver.api.streams.rows import check_columns
+from seamark.metaserver.api.streams.rows import DECODED_BYTES_MAX, check_columns
 from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.rows import RowFormat, decode_rows
+from seamark.metaserver.streams.streams import TableRows
 
 TABLES_MAX = 100
 """The maximum number of tables of one request."""
@@ -70,6 +71,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
     call.allow(*dict.fromkeys(namespace for namespace, _ in names))
     producer = read_producer(call.query)
     prepared: list[tuple[RowTarget, PreparedRows]] = []
+    size_bytes = 0
     for (namespace, name), table in zip(names, body.tables, strict=True):
         check_changeable(name)
         target = await load_target(call, namespace, name)
@@ -77,7 +79,13 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
             raise BadRequest(f"tables names {show(namespace, name)} twice; send all its rows together")
         text = bytes(table.rows)
         prepare = partial(_prepare, text, target.make_preparation(call), call.components.settings.stream_rows_limit)
-        prepared.append((target, prepare() if len(text) <= QUICK_BYTES else await call.in_turn(prepare)))
+        rows = prepare() if len(text) <= QUICK_BYTES else await call.in_turn(prepare)
+        prepared.append((target, rows))
+        size_bytes += 0 if rows.batches is None else TableRows(target.loaded, rows.batches).size_bytes
+        if size_bytes > DECODED_BYTES_MAX:
+            raise TooLarge(
+                f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
+            )
     answers = await append_prepared(call, prepared, producer, scope=_ALL_TABLES)
     return AppendedToTables(answers)
 
