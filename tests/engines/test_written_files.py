@@ -127,7 +127,7 @@ def make_rows() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def write_both_tables(lake: Lake) -> pa.Table:
+def written_rows(lake: Lake) -> pa.Table:
     """Write rows into `db.ours` with Seamark, copy them into `db.theirs` with Spark, and return them."""
     table = make_rows()
     for name in ("ours", "theirs"):
@@ -137,14 +137,17 @@ def write_both_tables(lake: Lake) -> pa.Table:
     return table
 
 
-def test_spark_reads_the_written_values_of_every_type(lake: Lake, copied: pa.Table) -> None:
+def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
         read = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
-        assert read["part"].to_pylist() == copied["part"].to_pylist()
+        assert read["part"].to_pylist() == written_rows["part"].to_pylist()
         for kind, column in COLUMNS.items():
-            assert typed.all_same(typed.plain(kind, read[column]), typed.plain(kind, copied[column])), (name, kind)
+            assert typed.all_same(typed.plain(kind, read[column]), typed.plain(kind, written_rows[column])), (
+                name,
+                kind,
+            )
         for column in ("st", "li", "m"):
-            assert read[column].to_pylist() == copied[column].to_pylist(), (name, column)
+            assert read[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
 
 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
@@ -155,7 +158,7 @@ def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in found}
 
 
-def test_metrics_are_those_that_iceberg_writes(lake: Lake, copied: pa.Table) -> None:
+def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
     ids = {
         one: lake.python.load_table("db.ours").schema().find_field(one)
         for one in [*COLUMNS.values(), "st.a", "st.in.s"]

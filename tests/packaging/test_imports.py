@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-COMMANDS_OF_DEMO = ("seamark.commands.demo.demo",)
+COMMANDS_OF_DEMO = ("seamark.commands.demo",)
 COMMANDS_OF_SQL = ("seamark.commands.sql",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),

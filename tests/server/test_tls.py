@@ -59,17 +59,18 @@ def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Author
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     with ManagedProcess(argv, log=log, forked=True) as process:
-        served = Served(port, process, log, int(request.param))
+        tls_server = Served(port, process, log, int(request.param))
         process.start(
-            lambda: served.has_logged(b'"event":"serving"') and b"Seamark is ready" in log.read_bytes(), timeout_s=90
+            lambda: tls_server.has_logged(b'"event":"serving"') and b"Seamark is ready" in log.read_bytes(),
+            timeout_s=90,
         )
-        yield served
+        yield tls_server
 
 
-def name_presented(served: Served, authority: Authority) -> str:
+def name_presented(tls_server: Served, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
-        socket.create_connection(("127.0.0.1", served.port), 60) as plain,
+        socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         found = secured.getpeercert(binary_form=True)
@@ -84,68 +85,70 @@ def run_doctor(url: str) -> dict[str, str]:
     return dataclasses.asdict(finding)
 
 
-@pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
 def test_clients_that_trust_the_authority_connect_and_others_refuse(
-    served: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tls_server: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert f"Seamark is ready at {served.url}" in served.log.read_text()
-    assert served.url in (tmp_path / "home" / "server.json").read_text()
-    stranger = SeamarkClient(served.url, retries=0)
+    assert f"Seamark is ready at {tls_server.url}" in tls_server.log.read_text()
+    assert tls_server.url in (tmp_path / "home" / "server.json").read_text()
+    stranger = SeamarkClient(tls_server.url, retries=0)
     with pytest.raises(ClientError, match=r"certificate.*SEAMARK_CA"):
         list(stranger.timeline())
-    plain = SeamarkClient(served.url.replace("https", "http"), retries=0)
+    plain = SeamarkClient(tls_server.url.replace("https", "http"), retries=0)
     with pytest.raises(ClientError, match="https:// URL"):
         list(plain.timeline())
-    assert "in the variable SEAMARK_CA" in run_doctor(served.url)["fix"]
+    assert "in the variable SEAMARK_CA" in run_doctor(tls_server.url)["fix"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
-    client = SeamarkClient(served.url, retries=0)
+    client = SeamarkClient(tls_server.url, retries=0)
     assert list(client.timeline()) == []
     client.close()
-    assert run_doctor(served.url)["text"] == f"{served.url} is ready"
+    assert run_doctor(tls_server.url)["text"] == f"{tls_server.url} is ready"
     (tmp_path / "empty.pem").write_text("")
     monkeypatch.setenv("SEAMARK_CA", str(tmp_path / "empty.pem"))
-    assert "empty.pem" in run_doctor(served.url)["text"]
+    assert "empty.pem" in run_doctor(tls_server.url)["text"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
     assert "does not exist" in done.output
 
 
-@pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
-def test_old_tls_versions_and_plain_http_are_rejected(served: Served, authority: Authority) -> None:
+@pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
+def test_old_tls_versions_and_plain_http_are_rejected(tls_server: Served, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    with socket.create_connection(("127.0.0.1", served.port), 60) as plain, pytest.raises(ssl.SSLError):
+    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain, server_hostname="127.0.0.1")
-    with socket.create_connection(("127.0.0.1", served.port), 60) as plain:
+    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain:
         plain.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         plain.settimeout(10)
         assert b"200" not in plain.recv(4096)
 
 
 @pytest.mark.parametrize(
-    ("served", "expected"),
+    ("tls_server", "expected"),
     [
         pytest.param("1", True, id="SIGHUP, one worker", marks=pytest.mark.slow),
         pytest.param("2", True, id="SIGHUP, two workers"),
         pytest.param("1", False, id="files watched, one worker"),
         pytest.param("2", False, id="files watched, two workers", marks=pytest.mark.slow),
     ],
-    indirect=["served"],
+    indirect=["tls_server"],
 )
-def test_renewed_certificate_is_used_without_a_restart(served: Served, authority: Authority, expected: bool) -> None:
-    assert name_presented(served, authority) == "first"
+def test_renewed_certificate_is_used_without_a_restart(
+    tls_server: Served, authority: Authority, expected: bool
+) -> None:
+    assert name_presented(tls_server, authority) == "first"
     authority.issue("second")
     if expected:
-        os.kill(served.process.pid, signal.SIGHUP)
-    served.wait_until_logged(b"the certificate was loaded again")
-    assert {name_presented(served, authority) for _ in range(8)} == {"second"}
+        os.kill(tls_server.process.pid, signal.SIGHUP)
+    tls_server.wait_until_logged(b"the certificate was loaded again")
+    assert {name_presented(tls_server, authority) for _ in range(8)} == {"second"}
     # A renewal of only one of the two files changes nothing.
     authority.issue("third", key_too=False)
-    os.kill(served.process.pid, signal.SIGHUP)
-    served.wait_until_logged(b"the new certificate cannot be used")
-    assert {name_presented(served, authority) for _ in range(8)} == {"second"}
-    assert served.process.running()
+    os.kill(tls_server.process.pid, signal.SIGHUP)
+    tls_server.wait_until_logged(b"the new certificate cannot be used")
+    assert {name_presented(tls_server, authority) for _ in range(8)} == {"second"}
+    assert tls_server.process.running()
 
 
 @pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])

@@ -141,7 +141,7 @@ def executed_plan(frame: DataFrame) -> str:
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
-    rig: Rig, row_mode: str, collected: list[DataFrame]
+    rig: Rig, row_mode: str, record_results: list[DataFrame]
 ) -> None:
     table = f"plan_{row_mode[:4]}"
     rig.create(table, "PARTITIONED BY (bucket(16, id))")
@@ -149,7 +149,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.live(table) == 16
     wanted = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
-    (plan,) = [executed_plan(one) for one in collected]
+    (plan,) = [executed_plan(one) for one in record_results]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
     assert "Join" not in plan

@@ -234,7 +234,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     ("mode", "options", "said"),
     [
         ("append", {"replace_where": "id = 1"}, "require mode"),
-        ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both given"),
+        ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both set"),
         ("append", {"colour": "blue"}, "Unknown options colour"),
         ("append", {"producer": "job"}, "Unknown options producer"),
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
