@@ -1,9 +1,8 @@
 """A synchronous client of Seamark's own API for the metadata of a table's files, scan plans, and lookups.
 
-Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client repeats a call
-    a
-limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if a connection fails. A
-listing reads one snapshot from its first page to its last page.
+Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client repeats a
+call a limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if a connection fails.
+A listing reads one snapshot from its first page to its last page.
 
 A client can be pickled, and can be used by threads and forked processes. Each process opens its own connections.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,7 +22,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.connections import connection_retries, open_pool, wait_s_of
+from seamark.connector.client.connections import ClientConnections, connection_retries, wait_s_of
 from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
@@ -101,7 +99,7 @@ class SeamarkClient:
         self._retries = retries
         self.fence = fence
         self.certificates = certificates
-        self._pool: tuple[int, urllib3.PoolManager] | None = None
+        self._connections = ClientConnections(self._timeout(timeout_s), certificates)
         self._roots: dict[str, str] = {}
         """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
         self._read_headers: Mapping[str, str] = {}
@@ -115,7 +113,6 @@ class SeamarkClient:
         Args:
             after: The tokens of rows that each answer has to include, separated by spaces (`StreamTableWriter.token`).
         """
-        self._connections()  # which the copy shares
         client = copy.copy(self)
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
@@ -129,18 +126,13 @@ class SeamarkClient:
     def __repr__(self) -> str:
         return f"<SeamarkClient {self._shown}>"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
-
     @property
     def has_token(self) -> bool:
         return self.token is not None
 
     def close(self) -> None:
-        """Close idle connections. The client can still be used."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool[1].clear()
+        """Close the idle connections of the client and its copies. All of them can still be used."""
+        self._connections.close_idle()
 
     def ping(self) -> None:
         """Send a request that changes nothing.
@@ -585,7 +577,7 @@ class SeamarkClient:
         for number in range(self._retries + 1):
             retries = connection_retries(self._retries - number, repeatable=repeatable)
             try:
-                answer = self._connections().request(
+                answer = self._connections.get().request(
                     method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
                 )
             except HTTPError as error:
@@ -603,14 +595,3 @@ class SeamarkClient:
 
     def _timeout(self, read_s: float) -> urllib3.Timeout:
         return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)
-
-    def _connections(self) -> urllib3.PoolManager:
-        """Return the connections of this process.
-
-        A process and its forked child must not share a connection, because their responses would be mixed up.
-        """
-        pool = self._pool
-        if pool is None or pool[0] != os.getpid():
-            timeout = self._timeout(self._timeout_s)
-            pool = self._pool = (os.getpid(), open_pool(timeout, self.certificates))
-        return pool[1]

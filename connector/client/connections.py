@@ -5,6 +5,7 @@ A request may be repeated after a failed connection and after some responses.
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -18,13 +19,40 @@ _BACKOFF_MAX_S = 10
 _RETRY_AFTER_MAX_S = 30
 
 
-def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
-    """Return a pool of connections.
+class ClientConnections:
+    """The connections of a client and its copies. Each process opens its own connections."""
 
-    Args:
-        certificates: The certificates (PEM) of which the server has to present one. If empty, any certificate of a
-            trusted authority is accepted.
-    """
+    def __init__(self, timeout: urllib3.Timeout, certificates: str) -> None:
+        """Open no connection yet.
+
+        Args:
+            certificates: The certificates (PEM) of which the server has to present one. If empty, any certificate of a
+                trusted authority is accepted.
+        """
+        self._timeout, self._certificates = timeout, certificates
+        self._pool: tuple[int, urllib3.PoolManager] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def get(self) -> urllib3.PoolManager:
+        """Return the connections of this process.
+
+        A process and its forked child must not share a connection, because their responses would be mixed up.
+        """
+        pool = self._pool
+        if pool is None or pool[0] != os.getpid():
+            pool = self._pool = (os.getpid(), _open_pool(self._timeout, self._certificates))
+        return pool[1]
+
+    def close_idle(self) -> None:
+        """Close the idle connections. Later requests open new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool[1].clear()
+
+
+def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
     tls: dict[str, Any] = {"ssl_context": build_client_context()}
     if certificates:
         tls = {"ssl_context": only_these(certificates), "assert_hostname": False}

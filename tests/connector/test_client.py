@@ -129,6 +129,18 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
     copied.close()
 
 
+def test_copies_of_a_client_use_its_connections(served: Served, client: SeamarkClient) -> None:
+    """`close` of the client closes the connections of its copies."""
+    fresh = client.reading_fresh_rows()
+    for each in (client, fresh, fresh.reading_commits()):
+        each.partitions("db.t")
+    pool = client._connections.get().connection_from_url(served.url)
+    assert pool.num_connections == 1
+    client.close()
+    assert fresh.files("db.t").num_rows == 7
+    assert client._connections.get().connection_from_url(served.url) is not pool
+
+
 def test_name_with_several_levels_can_contain_dots() -> None:
     assert split_name("a.b.t") == ("a", "b", "t")
     assert split_name(r"a\.b.t") == ("a.b", "t")
