@@ -145,8 +145,8 @@ async def append_prepared(
         )
         appends.append(TableRows(tables[uuid].loaded, packed))
     acknowledged = Acknowledgement(())
-    if appends:
-        key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+    key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+    if appends or key is not None:  # A request of a producer has a number, also if its rows change nothing.
         acknowledged = await call.components.streams.append(appends, key)
     return [_describe(call, target, rows, acknowledged) for target, rows in prepared]
 
