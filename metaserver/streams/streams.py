@@ -45,6 +45,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
 from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.owners import StreamOwners, open_owners
@@ -172,6 +173,7 @@ class Streams:
         self._logs = logs
         self._owners = owners
         self.row_files = row_files
+        self.gets = KeyedGets(row_files, search)
         self._stream_tables = CatalogTables(catalog, commits, search)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
@@ -620,6 +622,7 @@ class Streams:
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
+        self.gets.close()
 
 
 def shards_of(loaded: LoadedTable) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.streams.json_members import find_repeated_key, has_repeated_key
+from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
 from tests.seeds import first_seed, quick
 from tests.streams.test_rows_over_http import LINES, Stream, create, streaming
 

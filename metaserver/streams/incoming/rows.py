@@ -19,7 +19,7 @@ from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type
 from seamark.formats.iceberg.types.values import decode_json as decode_value
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
-from seamark.metaserver.streams.json_members import find_repeated_key, has_repeated_key
+from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
 
 _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "boolean": bool}
