@@ -275,6 +275,11 @@ class Streams:
                     state.is_due = True
         return acknowledged
 
+    async def find_last_sequence(self, producer: ProducerKey) -> int | None:
+        """Return the number of the producer's last append, if it is later than the number in `producer`."""
+        state = (await self._logs.open()).producer(producer.to_producer().name)
+        return state.sequence if state is not None and state.sequence > producer.sequence else None
+
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
         """Return the shard of rows without a key. All rows of a producer are in one shard, which has an order."""
         if producer is None:
