@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seamark.connector.client.indexes import IndexClient
     from seamark.connector.client.values import At
     from seamark.connector.read.scans import scan
-    from seamark.connector.streams.lookup import lookup, lookup_table
+    from seamark.connector.streams.lookup import get_rows, lookup, lookup_table
     from seamark.connector.streams.reader import read_stream
     from seamark.connector.streams.writer import stream_writer
     from seamark.connector.write.appends import append, overwrite, overwrite_partitions
@@ -33,6 +33,7 @@ __all__ = [
     "SeamarkClient",
     "append",
     "delete",
+    "get_rows",
     "lookup",
     "lookup_table",
     "overwrite",
@@ -52,7 +53,7 @@ __getattr__ = exports(
         "seamark.connector.client.indexes": ("IndexClient",),
         "seamark.connector.read.scans": ("scan",),
         "seamark.connector.write.appends": ("append", "overwrite", "overwrite_partitions"),
-        "seamark.connector.streams.lookup": ("lookup", "lookup_table"),
+        "seamark.connector.streams.lookup": ("get_rows", "lookup", "lookup_table"),
         "seamark.connector.streams.reader": ("read_stream",),
         "seamark.connector.streams.writer": ("stream_writer",),
         "seamark.connector.write.upserts": ("delete", "upsert"),

@@ -1,4 +1,4 @@
-"""Looks up rows by key: once from the table, or again and again in a copy of the table in memory.
+"""Looks up rows by key: from the server, from the files of the table, or in a copy of the table in memory.
 
     with lookup_table(client, "shop.customers", key=["id"]) as customers:
         customers.get(17)                 # {"id": 17, "name": "Ada"}, or None
@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
-from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Refused
-from seamark.connector.client.names import Name
+from seamark.connector.client.names import Name, table_path
 from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
+from seamark.formats.protocol.wire import AFTER_HEADER
 
 _WAIT_S = 2.0
 _RESTARTS_MAX = 5
@@ -216,6 +220,54 @@ def lookup(
         return scan(client, table, columns, where=where).to_arrow()
     where = _any_of([_all_of(names, values) for values in zip(*keys.values(), strict=True)])
     return scan(client, table, columns, where=where).to_arrow()
+
+
+def get_rows(
+    client: SeamarkClient,
+    table: Name,
+    keys: Sequence[Any],
+    *,
+    columns: Sequence[str] | None = None,
+    after: str = "",
+) -> pa.Table:
+    """Return the current rows of some keys in one request, also rows that wait for a flush.
+
+    The server reads the rows, so the client needs no access to the storage.
+
+    Args:
+        client: The client.
+        table: The table.
+        keys: At most 1,000 keys: mappings by column or, for a table whose key has one column, the values.
+        columns: The columns to return; None for all.
+        after: Tokens of rows that the answer has to include (`StreamTableWriter.token`).
+
+    Raises:
+        BadRequest: The keys do not fit the columns.
+        NotFound: The table does not exist.
+        Refused: The keys have too many rows; the status is 413.
+        Unavailable: The server does not have the rows of the tokens in time.
+    """
+    body: dict[str, Any] = {"keys": [_to_json(key) for key in keys]}
+    if columns is not None:
+        body["select"] = list(columns)
+    headers = {"Content-Type": "application/json", **({AFTER_HEADER: after} if after else {})}
+    path = f"{table_path(table)}/rows/get"
+    answer = client._request("POST", path, {}, msgspec.json.encode(body), accept=ARROW_STREAM, headers=headers)
+    return client._table(answer).replace_schema_metadata(None)
+
+
+def _to_json(value: Any) -> Any:
+    """Return a key in the form of JSON rows."""
+    match value:
+        case Mapping():
+            return {name: _to_json(item) for name, item in value.items()}
+        case bytes():
+            return value.hex()
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).isoformat()
+        case np.generic():
+            return _to_json(value.item())
+    return value
 
 
 def _all_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:

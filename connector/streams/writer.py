@@ -62,7 +62,7 @@ class StreamTableWriter:
     ) -> None:
         """Start the thread; the arguments are those of `stream_writer`."""
         self._client = client
-        self._path = f"{table_path(table)}/rows"
+        self._table = table
         self._producer = producer
         self._request_rows, self._request_bytes = request_rows, request_bytes
         self._buffer_bytes = buffer_bytes
@@ -198,23 +198,10 @@ class StreamTableWriter:
 
     def _send(self, content_type: str, body: bytes) -> None:
         """Send one request until it is acknowledged or refused, or `timeout_s` has passed."""
-        query = {"producer": self._producer, "sequence": self._sequence}
-        until_s, number = time.monotonic() + self._timeout_s, 0
-        while True:
-            try:
-                # The producer's sequence makes any repeat harmless.
-                answer = self._client._request("POST", self._path, query, body, headers={"Content-Type": content_type})
-            except Refused:
-                raise
-            except (Unavailable, ServerFailed, Unreachable) as error:
-                if time.monotonic() >= until_s or not _may_pass(error):
-                    raise
-                back_off(number, first_s=0.1, max_s=2.0)
-                number += 1
-            else:
-                self._sequence += 1
-                self._add_token(json.loads(answer)["token"])
-                return
+        producer = self._producer, self._sequence
+        answer = send_rows(self._client, self._table, body, content_type, producer, timeout_s=self._timeout_s)
+        self._sequence += 1
+        self._add_token(answer["token"])
 
     def _add_token(self, token: str) -> None:
         """Add the token of acknowledged rows to the token of the writer."""
@@ -227,6 +214,49 @@ class StreamTableWriter:
             for pair in ends.split(","):
                 shard, _, end = pair.partition(":")
                 self._token_ends[shard] = max(int(end), self._token_ends.get(shard, 0))
+
+
+def send_rows(
+    client: SeamarkClient,
+    table: Name,
+    body: bytes,
+    content_type: str,
+    producer: tuple[str, int],
+    *,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Append rows to a stream table; return the answer of the server (appendRows).
+
+    The request is repeated until it is acknowledged or refused. The number of the producer makes a repeat harmless.
+
+    Args:
+        client: The client.
+        table: The table.
+        body: The rows.
+        content_type: The media type of the rows.
+        producer: The name of the producer, and the number of the request.
+        timeout_s: How long the request is repeated while the server is busy or away.
+
+    Raises:
+        Refused: The server refuses the rows.
+        ClientError: The server did not acknowledge the rows in time. They may be stored or not.
+    """
+    name, sequence = producer
+    path, query = f"{table_path(table)}/rows", {"producer": name, "sequence": sequence}
+    until_s, number = time.monotonic() + timeout_s, 0
+    while True:
+        try:
+            answer = client._request("POST", path, query, body, headers={"Content-Type": content_type})
+        except Refused:
+            raise
+        except (Unavailable, ServerFailed, Unreachable) as error:
+            if time.monotonic() >= until_s or not _may_pass(error):
+                raise
+            back_off(number, first_s=0.1, max_s=2.0)
+            number += 1
+        else:
+            decoded: dict[str, Any] = json.loads(answer)
+            return decoded
 
 
 def stream_writer(

@@ -55,7 +55,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadStream listStreams loadStreamPosition readRows
+        loadStream listStreams loadStreamPosition readRows getRows
         loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots

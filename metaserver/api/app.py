@@ -31,7 +31,7 @@ from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
 from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import statements
-from seamark.metaserver.api.streams import listing, pausing, reads, rows, several_tables
+from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables
 from seamark.metaserver.runtime.extensions import Extensions
 
 _WITH_COMPONENTS = (
@@ -83,6 +83,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         layout,
         explain,
         commits,
+        gets,
         reads,
         pausing,
         rows,

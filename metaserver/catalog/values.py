@@ -18,6 +18,8 @@ from seamark.formats.iceberg.metadata.updates import (
     read_updates,
 )
 from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.protocol.wire import FLUSH_KEYS
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 T = TypeVar("T")
@@ -129,6 +131,20 @@ class TableCommit(msgspec.Struct, frozen=True):
         return any(isinstance(requirement, AssertCreate) for requirement in self.requirements)
 
 
+def _check_summary(snapshot: SnapshotInput) -> None:
+    """Check that a snapshot of a client does not claim to be a flush. Continuous readers would skip its rows.
+
+    Raises:
+        BadRequest: The summary has a key of a flush.
+    """
+    for key in FLUSH_KEYS:
+        if key in (snapshot.summary or {}):
+            raise BadRequest(
+                f"The summary of snapshot {snapshot.snapshot_id} has the key {key!r}, which only the server writes; "
+                "commit the snapshot without it"
+            )
+
+
 def read_table_commit(change: TableChange) -> TableCommit:
     """Return the commit with typed requirements and updates.
 
@@ -141,6 +157,7 @@ def read_table_commit(change: TableChange) -> TableCommit:
     statistics_paths: list[str] = []
     for update in updates:
         if isinstance(update, AddSnapshot):
+            _check_summary(update.snapshot)
             added.append(update.snapshot)
         elif isinstance(update, RemoveSnapshots):
             removed_ids += update.snapshot_ids

@@ -28,6 +28,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge
 ROWS_MAX = 1 << 24
 """The maximum number of rows of one batch."""
 PRODUCER_CHARS_MAX = 200
+_OWNER_END = "/"
 
 
 class Shard(NamedTuple):
@@ -74,7 +75,7 @@ class StreamProducer:
     append of the same name.
 
     Attributes:
-        name: Unique in the log. The caller adds a prefix that separates tenants, such as the principal.
+        name: Unique in the log. It begins with the owner, such as a hash of the principal, and a slash.
         sequence: The number of this append.
         epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
         sparse: Whether numbers may be missing. The log accepts each number after the last, so only a producer that
@@ -85,6 +86,11 @@ class StreamProducer:
     sequence: int
     epoch: int = 0
     sparse: bool = False
+
+
+def owner_of(producer: str) -> str:
+    """Return the owner of a producer: its name before the first slash."""
+    return producer.partition(_OWNER_END)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +182,15 @@ class StreamLog(Protocol):
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
 
+        Without batches, the append only records the sequence number of its producer.
+
         Appends that overlap in time share one sync. The batches of a cancelled append may be stored or not.
 
         Raises:
             BadRequest: `check_append` refuses the append.
             TooLarge: The append has more bytes than the log stores at once.
             LogFull: The disk has no room. Nothing is stored, and the log works again when there is room.
-            TooManyRequests: Too many bytes wait. Nothing is stored.
+            TooManyRequests: Too many bytes wait, or the producer is new and there are too many. Nothing is stored.
             StreamRemoved: One of the streams was removed.
             ProducerFenced: A later session of the producer exists.
             SequenceGap: The append does not follow the last append of the producer.
@@ -258,11 +266,11 @@ def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None
     """Check that an append can be stored.
 
     Raises:
-        BadRequest: The append has no batches, or a batch or the producer is invalid.
+        BadRequest: The append has neither batches nor a producer, or one of them is invalid.
         TooLarge: The batches have more than `limit_bytes`.
     """
-    if not batches:
-        raise BadRequest("An append has at least one batch")
+    if not batches and producer is None:
+        raise BadRequest("An append has at least one batch or a producer")
     for shard, batch in batches.items():
         check_batch(shard, batch)
     size_bytes = sum(batch.size_bytes for batch in batches.values())

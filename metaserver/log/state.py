@@ -10,6 +10,7 @@ fail.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from seamark.metaserver.log.port import (
     ShardState,
     StreamProducer,
     StreamProducerState,
+    owner_of,
 )
 
 REMEMBERED_APPENDS = 5
@@ -145,6 +147,7 @@ class LogState:
         producers_max: The maximum number of producers. Above it, a new producer is refused.
         keep_ms: How long a producer without appends and a removed stream are remembered.
         time_ms: The time of the last entry; times never decrease.
+        producer_counts: The number of producers of each owner.
     """
 
     producers_max: int
@@ -153,6 +156,7 @@ class LogState:
     shards: dict[Shard, ShardSummary] = field(default_factory=dict)
     producers: dict[str, ProducerSummary] = field(default_factory=dict)
     removed: dict[str, int] = field(default_factory=dict)
+    producer_counts: Counter[str] = field(default_factory=Counter)
 
     def apply(self, entry: Entry) -> None:
         """Change the state by an entry that is durable."""
@@ -166,14 +170,43 @@ class LogState:
                     summary.watermark = batch.offset + batch.rows
                     summary.size_bytes += batch.size_bytes
                 if entry.producer:
-                    self.producers[entry.producer] = follow(self.producers.get(entry.producer), entry)
+                    self._set_producer(entry.producer, follow(self.producers.get(entry.producer), entry))
             case FenceEntry():
                 previous = self.producers.get(entry.producer)
-                self.producers[entry.producer] = begin_session(previous, entry)
+                self._set_producer(entry.producer, begin_session(previous, entry))
             case RemoveEntry():
                 self.removed[entry.stream] = entry.time_ms
                 for shard in [shard for shard in self.shards if shard.stream == entry.stream]:
                     del self.shards[shard]
+
+    def _set_producer(self, name: str, summary: ProducerSummary) -> None:
+        if name not in self.producers:
+            self.producer_counts[owner_of(name)] += 1
+        self.producers[name] = summary
+
+    def check_producer_room(self, name: str, *, limit: int, pending: Counter[str] | None = None) -> None:
+        """Check that the log may remember a new producer.
+
+        An owner may have as many producers as stay free after it has another. So one owner has at most half of the
+        producers, and leaves room for others.
+
+        Args:
+            name: The name of the producer.
+            limit: The maximum number of producers.
+            pending: The number of new producers of each owner that are not durable yet.
+
+        Raises:
+            TooManyRequests: The log has too many producers, or the owner has too many of them.
+        """
+        pending = Counter() if pending is None else pending
+        free = limit - len(self.producers) - pending.total()
+        owned = self.producer_counts[owner_of(name)] + pending[owner_of(name)]
+        if free <= 0 or owned >= free:
+            reason = "" if free <= 0 else f", {owned} of them of the owner of {name!r}"
+            raise TooManyRequests(
+                f"The log has {limit - free} of at most {limit} producers already{reason}, and {name!r} is new; use "
+                "fewer names of producers, or raise the limit"
+            )
 
     def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         """Return the watermarks; 0 for a shard without rows."""
@@ -233,6 +266,9 @@ class LogState:
         for name, each in list(self.producers.items()):
             if each.time_ms < limit:
                 del self.producers[name]
+                self.producer_counts[owner_of(name)] -= 1
+                if not self.producer_counts[owner_of(name)]:
+                    del self.producer_counts[owner_of(name)]
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
                 self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
         for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
@@ -247,6 +283,7 @@ class LogState:
         self.time_ms = summary.time_ms
         self.shards = {Shard(each.stream, each.number): each for each in summary.shards}
         self.producers = summary.producers
+        self.producer_counts = Counter(map(owner_of, summary.producers))
         self.removed = summary.removed
 
     def check_invariants(self) -> None:
@@ -256,6 +293,7 @@ class LogState:
             assert 0 <= each.start <= each.watermark, each
             assert 0 <= each.released <= each.watermark, each
             assert shard.stream not in self.removed, shard
+        assert self.producer_counts == Counter(map(owner_of, self.producers))
         for name, producer in self.producers.items():
             numbers = [append.sequence for append in producer.appends]
             assert numbers == sorted(set(numbers)), (name, numbers)
@@ -289,7 +327,8 @@ class Group:
         self._ends: dict[Shard, int] = {}
         self._producers: dict[str, ProducerSummary] = {}
         self._removed: set[str] = set()
-        self._new_producers = 0
+        self._new_producers: Counter[str] = Counter()
+        """The number of new producers of each owner."""
         self.time_ms = max(state.time_ms, now_ms)
         self.entries: list[Entry] = []
 
@@ -362,15 +401,13 @@ class Group:
         return self._producers.get(name) or self._state.producers.get(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
-        self._new_producers += self._producer(name) is None
+        if self._producer(name) is None:
+            self._new_producers[owner_of(name)] += 1
         self._producers[name] = summary
 
     def _check_room(self, name: str, previous: ProducerSummary | None) -> None:
-        if previous is None and len(self._state.producers) + self._new_producers >= self._state.producers_max:
-            raise TooManyRequests(
-                f"The log has {self._state.producers_max} producers already, and {name!r} is new; use fewer names of "
-                "producers, or raise the limit"
-            )
+        if previous is None:
+            self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
         """Return the first answer if the append is a repetition, None if it is the next append."""

@@ -67,6 +67,6 @@ class StreamSettings:
     stream_log_producers_limit: int = setting(
         50_000,
         "Names of producers that the log remembers, each for the age of stream_log_retention_s after its last rows. "
-        "New names beyond it get 429.",
+        "New names beyond it get 429. One principal has at most as many names as stay free, so at most half of them.",
         minimum=1,
     )

@@ -323,6 +323,24 @@ class MoveFlushedOffsets(Operation, frozen=True):
     ranges: tuple[FlushedRange, ...]
 
 
+class RecordRemovalFlush(Operation, frozen=True):
+    """Record the snapshot of a flush that was made before a commit that removes rows. It replaces an earlier record.
+
+    Raises:
+        NoSuchTable: No live name refers to the table.
+    """
+
+    uuid: str
+    snapshot_id: int
+
+
+class TakeRemovalFlush(Operation, frozen=True):
+    """Remove the record of a flush. The result is whether there was one with this snapshot; only one taker gets it."""
+
+    uuid: str
+    snapshot_id: int
+
+
 class KeepPlanTable(Operation, frozen=True):
     """Store the plan. If another plan has the name already, extend the lease of that plan to the new lease instead.
 

@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -18,12 +19,10 @@ from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.keys import key_of
-from seamark.metaserver.streams.positions import FLUSH_OFFSETS, encode_ranges
+from seamark.metaserver.streams.positions import encode_ranges
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
-_FLUSH = "stream-flush"
-"""The key in a snapshot's summary that marks a snapshot of a flush."""
 FLUSHER = Caller(who="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
 
@@ -71,7 +70,7 @@ class CatalogTables:
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
             add=added,
-            summary={_FLUSH: "true", FLUSH_OFFSETS: encode_ranges(ranges)},
+            summary={FLUSH_MARK: "true", FLUSH_OFFSETS: encode_ranges(ranges), FLUSH_TABLE: entry.uuid},
         )
         if deletes is not None and deletes.scope:
             body = structs.replace(
@@ -103,9 +102,12 @@ class CatalogTables:
         return self._search.open(entry, metadata)
 
 
-def is_flush(snapshot: Snapshot) -> bool:
-    """Return whether a flush of a stream has made the snapshot."""
-    return _FLUSH.encode() in bytes(snapshot.summary) and snapshot.summary_map().get(_FLUSH) == "true"
+def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
+    """Return whether a flush of the table's stream has made the snapshot."""
+    if FLUSH_MARK.encode() not in bytes(snapshot.summary):
+        return False
+    summary = snapshot.summary_map()
+    return summary.get(FLUSH_MARK) == "true" and summary.get(FLUSH_TABLE) == table_uuid
 
 
 async def _without_index_files(_: Entry, __: TableMetadata) -> Sequence[RegisteredIndexFile]:

@@ -25,6 +25,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.log.port import ShardState
 from seamark.metaserver.store.operations import FlushedRange
@@ -35,8 +36,6 @@ _SCAN = "scan"
 _AFTER = "after"
 _SHARDS_MAX = 1 << 10
 _NUMBER_MAX = 1 << 63
-FLUSH_OFFSETS = "stream-offsets"
-"""The key in the summary of the snapshot of a flush: the offsets of its rows, as `shard:start-end` joined by commas."""
 _OPERATION, _APPEND = "operation", "append"
 
 
@@ -113,12 +112,17 @@ def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
     return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
 
 
-def parse_ranges(snapshot: Snapshot) -> tuple[FlushedRange, ...] | None:
-    """Return the rows that the snapshot of a flush has added; None for any other snapshot."""
+def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
+    """Return the rows that the snapshot of a flush of this table has added; None for any other snapshot.
+
+    The summary alone is no proof: the metadata file may be a copy of another table's, or a client may have written it.
+    Rows beyond the flushed offsets of the database were never flushed.
+    """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
-    text = snapshot.summary_map().get(FLUSH_OFFSETS)
-    if text is None:
+    summary = snapshot.summary_map()
+    text = summary.get(FLUSH_OFFSETS)
+    if text is None or summary.get(FLUSH_TABLE) != table.metadata.table_uuid:
         return None
     try:
         ranges = []
@@ -128,9 +132,8 @@ def parse_ranges(snapshot: Snapshot) -> tuple[FlushedRange, ...] | None:
             ranges.append(FlushedRange(_parse_number(shard), _parse_number(start), _parse_number(end)))
     except ValueError:
         return None  # A client has written the summary.
-    if any(moved.shard >= _SHARDS_MAX for moved in ranges):
-        return None  # The same. A position has an offset for each shard up to the highest.
-    return tuple(ranges)
+    is_flushed = all(moved.start <= moved.end <= table.flushed.get(moved.shard, 0) for moved in ranges)
+    return tuple(ranges) if is_flushed else None
 
 
 class Files(NamedTuple):
@@ -204,7 +207,7 @@ def next_step(
     ranges: dict[int, tuple[int, int]] = {}
     ahead = position  # the position after `ranges`
     for snapshot in _snapshots_after(position, table, until):
-        flushed = parse_ranges(snapshot)
+        flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
             ranges |= {moved.shard: (position.offset(moved.shard), moved.end) for moved in missing}
             ahead = ahead.advance({moved.shard: moved.end for moved in missing})
@@ -406,7 +409,7 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
     start = ReadPosition(table_uuid, snapshot_id, ())
     offsets = dict(table.flushed)
     for snapshot in reversed(_snapshots_after(start, table, None)):
-        for moved in parse_ranges(snapshot) or ():
+        for moved in parse_ranges(snapshot, table) or ():
             offsets[moved.shard] = min(offsets.get(moved.shard, moved.start), moved.start)
     return start.advance(offsets)
 

@@ -65,10 +65,24 @@ class EncodedDeletes(NamedTuple):
     scope: bytes
 
 
+class GetLimits(NamedTuple):
+    """The limits of one request for the rows of keys.
+
+    Attributes:
+        rows_max: The maximum number of rows.
+        bytes_max: The maximum size of the rows in memory.
+        files_max: The maximum number of files that are read.
+    """
+
+    rows_max: int
+    bytes_max: int
+    files_max: int
+
+
 class RowFiles(Protocol):
     """The port to the files of rows. Every method runs in any thread, and may take long for many rows.
 
-    All methods but `encode_deletes` are pure.
+    All methods but `encode_deletes` and `get` are pure.
     """
 
     def conform(
@@ -147,6 +161,32 @@ class RowFiles(Protocol):
             Corrupt: A file of the table cannot be read.
         """
 
+    def get(
+        self,
+        keys: pa.RecordBatch,
+        columns: Sequence[str],
+        metadata: TableMetadata,
+        stored: StoredRows,
+        limits: GetLimits,
+    ) -> tuple[pa.Table, list[int]]:
+        """Return the rows that have one of the keys in the current snapshot, in the order of the keys.
+
+        Args:
+            keys: The keys, with the names of the key columns. A key may be repeated.
+            columns: The names of the columns to return.
+            metadata: The table's metadata.
+            stored: Finds rows in the files of the current snapshot. It blocks, so this runs in another thread.
+            limits: The limits.
+
+        Returns:
+            The rows, and the ascending numbers of the keys without a row. A key that is repeated has its first number.
+
+        Raises:
+            BadRequest: The keys do not fit the columns, or the rows are encrypted.
+            TooLarge: A limit is exceeded.
+            Corrupt: A file of the table cannot be read.
+        """
+
 
 class ImportedRowFiles:
     """Implements `RowFiles` by the functions of a module, which is imported when they are first needed."""
@@ -187,3 +227,14 @@ class ImportedRowFiles:
         self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
     ) -> EncodedDeletes:
         return EncodedDeletes(*self._module.encode_row_deletes(parts, metadata, stored, folder))
+
+    def get(
+        self,
+        keys: pa.RecordBatch,
+        columns: Sequence[str],
+        metadata: TableMetadata,
+        stored: StoredRows,
+        limits: GetLimits,
+    ) -> tuple[pa.Table, list[int]]:
+        rows, missing = self._module.get_keyed_rows(keys, columns, metadata, stored, **limits._asdict())
+        return rows, missing

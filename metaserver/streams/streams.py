@@ -42,9 +42,10 @@ from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.store.operations import OpenStream
+from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
 from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.owners import StreamOwners, open_owners
@@ -131,9 +132,9 @@ class ProducerKey(NamedTuple):
     sequence: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it."""
-        tenant = hashlib.sha256(self.who.encode()).hexdigest()[:16]
-        return StreamProducer(f"{self.scope}/{tenant}/{self.name}", self.sequence)
+        """Return the producer as the log knows it. The principal owns it (`owner_of`)."""
+        owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
+        return StreamProducer(f"{owner}/{self.scope}/{self.name}", self.sequence)
 
 
 class _FlushState:
@@ -172,6 +173,7 @@ class Streams:
         self._logs = logs
         self._owners = owners
         self.row_files = row_files
+        self.gets = KeyedGets(row_files, search)
         self._stream_tables = CatalogTables(catalog, commits, search)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
@@ -182,8 +184,6 @@ class Streams:
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
         )
-        self._flushed_for_removal: dict[str, int] = {}
-        """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._closed: dict[str, float] = {}
         """Until when a table with rows in the log is not opened again after a failure, by UUID."""
         self.pauses = Pauses()
@@ -228,7 +228,7 @@ class Streams:
         """Append rows to tables, all or none; they are durable on return.
 
         Args:
-            appends: The rows, of each table once.
+            appends: The rows, of each table once. Without rows, the append only records the number of its producer.
             producer: The producer and the number of this append.
 
         Raises:
@@ -246,6 +246,8 @@ class Streams:
 
     async def _append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
         named = None if producer is None else producer.to_producer()
+        if not appends:
+            return await (await self._logs.open()).append({}, named)
         batches: dict[StreamTable, Mapping[int, Batch]] = {}
         for loaded, rows in appends:
             assert loaded.entry is not None
@@ -272,6 +274,11 @@ class Streams:
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledged
+
+    async def find_last_sequence(self, producer: ProducerKey) -> int | None:
+        """Return the number of the producer's last append, if it is later than the number in `producer`."""
+        state = (await self._logs.open()).producer(producer.to_producer().name)
+        return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
         """Return the shard of rows without a key. All rows of a producer are in one shard, which has an order."""
@@ -434,19 +441,23 @@ class Streams:
         return rows
 
     async def drain(self, uuid: str) -> int:
-        """Flush a paused table until no row waits; return the number of rows."""
+        """Flush a paused table until no row waits; return the number of rows.
+
+        Raises:
+            NoSuchTable: The table was dropped meanwhile.
+        """
         rows = await self.flush(uuid)
-        table = self._tables[uuid]
-        while table.appending_bytes or table.unflushed_rows:
+        while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
-            rows += await self.flush(uuid)
+            rows += await self.flush(uuid)  # It opens a table that was closed because its name was missing.
         return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
         """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
 
         Readers may have seen rows that no file had when the statement began. After the flush, the statement is
-        repeated. The second commit has read the flush, and does not cause another flush.
+        repeated. The second commit has read the flush, and does not cause another flush. The database has the record of
+        the flush, so the second commit may reach another process.
 
         Args:
             entry: The table.
@@ -459,12 +470,16 @@ class Streams:
             table = await self._open(loaded, metadata)
         except LogElsewhere:  # no reader of this process has seen such rows
             return
-        if read_snapshot_id is not None and self._flushed_for_removal.pop(entry.uuid, None) == read_snapshot_id:
-            return
+        store = self._context.store
+        await table.load_watermarks()
+        if read_snapshot_id is not None and table.unflushed_rows:
+            (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
+            if is_repeated:
+                return
         if await self._flush_and_count(table):
             _, metadata = await self._stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
-                self._flushed_for_removal[entry.uuid] = metadata.current_snapshot_id
+                await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
@@ -602,7 +617,6 @@ class Streams:
         self._tables.pop(table.uuid, None)
         self._flushes.pop(table.uuid, None)
         self.snapshots.forget(table.uuid)
-        self._flushed_for_removal.pop(table.uuid, None)
         self._owners.forget(table.uuid)
 
     async def close(self) -> None:
@@ -613,6 +627,7 @@ class Streams:
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
+        self.gets.close()
 
 
 def shards_of(loaded: LoadedTable) -> int:

@@ -180,7 +180,8 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
-        for table in ("replicas", "column_reads", "retained", "stream_offsets"):  # These keys belong to later steps.
+        later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
+        for table in later_tables:
             old.execute(f"DROP TABLE {table}")
         old.execute("ALTER TABLE leases DROP COLUMN state")
         old.execute("ALTER TABLE claims DROP COLUMN spelled")

@@ -351,6 +351,7 @@ _BODIES: dict[str, _Body] = {
     "appendRowsToTables": lambda n: {
         "tables": [{"namespace": n.namespace(), "name": n.of("table"), "rows": [{"id": 1, "_op": n.place()}]}]
     },
+    "getRows": lambda n: {"keys": [{"id": n.rng.randrange(9)}, {n.place(): None}][: n.rng.randint(0, 2)]},
     "pauseStream": lambda n: {"reason": n.place()},
     "drainStream": lambda n: {"reason": n.place()},
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},

@@ -20,7 +20,16 @@ from seamark.formats.runtime.errors import (
     StreamRemoved,
     TooLarge,
 )
-from seamark.metaserver.log.port import Batch, Position, Record, Shard, StreamLog, StreamProducer, StreamProducerState
+from seamark.metaserver.log.port import (
+    Acknowledgement,
+    Batch,
+    Position,
+    Record,
+    Shard,
+    StreamLog,
+    StreamProducer,
+    StreamProducerState,
+)
 
 A, B, OTHER = Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0)
 LIMIT_BYTES = 1 << 30
@@ -134,6 +143,15 @@ class StreamLogContract:
         assert (await log.append({A: batch("x")}, StreamProducer("p", 7, sparse=True))).duplicate
         assert log.watermarks([A]) == {A: 2}
 
+    async def test_append_without_rows_uses_the_number_of_its_producer(self, log: StreamLog) -> None:
+        await log.append({A: batch("0")}, StreamProducer("p", 0))
+        assert await log.append({}, StreamProducer("p", 1)) == Acknowledgement(())
+        assert (await log.append({}, StreamProducer("p", 1))).duplicate
+        with pytest.raises(SequenceGap, match="send append 2 first"):
+            await log.append({}, StreamProducer("p", 3))
+        await log.append({A: batch("2")}, StreamProducer("p", 2))
+        assert await texts(log, A) == ["0", "2"]
+
     async def test_an_earlier_session_of_a_producer_is_refused(self, log: StreamLog) -> None:
         assert log.producer("p") is None
         await log.append({A: batch("0")}, StreamProducer("p", 0))
@@ -193,7 +211,7 @@ class StreamLogContract:
 
     async def test_invalid_append_is_refused(self, log: StreamLog) -> None:
         refused = [
-            ({}, None, "at least one batch"),
+            ({}, None, "at least one batch or a producer"),
             ({A: Batch(0, b"x")}, None, "not 0"),
             ({A: Batch(2, b"x", b"\0")}, None, "1 kinds"),
             ({A: Batch(1, b"x", b"\3")}, None, "3 is no kind"),
@@ -244,6 +262,14 @@ class DurableLogContract:
         async with opener() as log:
             assert log.producer("p") == StreamProducerState(0, 1)
             assert await texts(log, A) == ["x", "z"]
+
+    async def test_number_of_an_append_without_rows_survives_a_restart(self, opener: Opener) -> None:
+        async with opener() as log:
+            await log.append({}, StreamProducer("p", 0))
+        async with opener() as log:
+            assert (await log.append({A: batch("0")}, StreamProducer("p", 0))).duplicate
+            await log.append({A: batch("1")}, StreamProducer("p", 1))
+            assert await texts(log, A) == ["1"]
 
     async def test_an_earlier_session_is_refused_after_a_restart(self, opener: Opener) -> None:
         async with opener() as log:

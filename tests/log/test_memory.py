@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import LogUnavailable, OffsetOutOfRange, TooManyRequests
 from seamark.metaserver.log.port import StreamProducer
 from tests.log.contract import LIMIT_BYTES, A, StreamLogContract, batch
@@ -38,6 +38,21 @@ async def test_too_many_producers_are_refused() -> None:
         with pytest.raises(TooManyRequests, match="'r' is new"):
             await log.append({A: batch("r")}, StreamProducer("r", 0))
         await log.append({A: batch("p")}, StreamProducer("p", 1))
+
+
+async def test_one_owner_of_producers_leaves_room_for_others() -> None:
+    clock = SimulatedClock(1)
+    async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
+        for number in range(4):
+            await log.append({A: batch("x")}, StreamProducer(f"greedy/{number}", 0))
+        with pytest.raises(TooManyRequests, match="4 of them of the owner"):
+            await log.append({A: batch("x")}, StreamProducer("greedy/4", 0))
+        for number in range(2):
+            await log.append({A: batch("x")}, StreamProducer(f"modest/{number}", 0))
+        await log.append({A: batch("x")}, StreamProducer("greedy/0", 1))
+        clock.advance(5000)
+        for number in range(4, 8):  # The log has forgotten the names before.
+            await log.append({A: batch("x")}, StreamProducer(f"greedy/{number}", 0))
 
 
 async def test_a_closed_log_refuses() -> None:

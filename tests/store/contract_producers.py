@@ -20,9 +20,11 @@ from seamark.metaserver.store.operations import (
     ForgetDropped,
     MoveFlushedOffsets,
     OpenStream,
+    RecordRemovalFlush,
     RenameEntry,
     RestoreEntry,
     SwapPointer,
+    TakeRemovalFlush,
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -190,6 +192,19 @@ class StreamsContract(OpenedStores):
         moved = await store.entry(TABLE, NS, "t")
         assert moved is not None
         assert (moved.metadata_location, moved.flushed) == ("file:///next", "0:4")
+
+    async def test_one_taker_gets_the_last_flush_before_a_removal(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
+        with pytest.raises(NoSuchTable):
+            await store.transact([RecordRemovalFlush(UUID, 1)])
+        await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
+        assert await other.transact([TakeRemovalFlush(UUID, 1)]) == [False]
+        assert await other.transact([TakeRemovalFlush(UUID, 2)]) == [True]
+        assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
+        await store.transact([RecordRemovalFlush(UUID, 3), DropEntry(TABLE, NS, "t")])
+        await store.transact([CreateEntry(make_entry("t"))])
+        assert await store.transact([TakeRemovalFlush(UUID, 3)]) == [False]
 
     async def test_offsets_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 1), move((0, 0, 4))])

@@ -8,9 +8,9 @@ import pytest
 
 from seamark.formats.iceberg.types.schema import Field, ListType, Schema, StructType
 from seamark.formats.runtime.errors import BadRequest, TooLarge
-from seamark.metaserver.streams import rows
-from seamark.metaserver.streams.changes import read_debezium
-from seamark.metaserver.streams.rows import to_batch
+from seamark.metaserver.streams.incoming import rows
+from seamark.metaserver.streams.incoming.changes import read_debezium
+from seamark.metaserver.streams.incoming.rows import to_batch
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 

@@ -146,6 +146,28 @@ async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: lis
     assert await fleet[0].ids() == list(range(5))
 
 
+async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[Stream]) -> None:
+    first, second = fleet
+    await first.post({"id": 1})
+    tables = await _tables(fleet)
+    await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
+    entry = await first.server.components.catalog.tables.entry(("db",), "t")
+
+    async def prepare_removal(server: Stream, read_snapshot_id: int | None) -> bool:
+        """Return whether a commit that has read a snapshot has flushed the rows that wait."""
+        before = await server.snapshots()
+        await server.server.components.streams.flush_for_removal(entry, read_snapshot_id)
+        return await server.snapshots() > before
+
+    table = await asyncio.to_thread(first.catalog.load_table, "db.t")
+    await second.post({"id": 2})
+    assert await prepare_removal(first, table.metadata.current_snapshot_id)
+    flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
+    await first.post({"id": 3})
+    assert not await prepare_removal(second, flushed_id)
+    assert await prepare_removal(first, flushed_id)  # Only one commit may leave out the flush.
+
+
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -189,6 +189,15 @@ async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stre
         await stream.flush()
 
 
+async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream: Stream) -> None:
+    for repetition in range(2):
+        answer = await send_changes(stream, None, query="?envelope=debezium&producer=p&sequence=0")
+        assert answer == {"rows": 0, "duplicate": repetition == 1, "positions": [], "rejected": 0, "token": ""}
+    query = "?envelope=debezium&producer=p&sequence=1"
+    await send_changes(stream, change("c", after={"id": 1, "name": "a"}), query=query)
+    assert await read(stream) == {1: "a"}
+
+
 async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_path: Path) -> None:
     types = {"price": DecimalType(9, 2), "at": TimestampType(), "day": DateType(), "raw": BinaryType()}
     fields = [NestedField(number, name, kind) for number, (name, kind) in enumerate(types.items(), 2)]

@@ -13,18 +13,18 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.log.port import ShardState
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.positions import (
-    FLUSH_OFFSETS,
     End,
     Files,
     LogRows,
@@ -50,6 +50,7 @@ class History:
 
     by_id: dict[int, Snapshot] = field(default_factory=dict)
     current_snapshot_id: int | None = None
+    table_uuid: str = UUID
 
     def snapshot(self, snapshot_id: int) -> Snapshot | None:
         return self.by_id.get(snapshot_id)
@@ -84,7 +85,9 @@ class Model:
     def commit(self, operation: str, added: list[int], ranges: list[FlushedRange] | None = None) -> None:
         parent = self.history.current_snapshot_id
         snapshot_id = next(self._ids)
-        summary = {"operation": operation, **({} if ranges is None else {FLUSH_OFFSETS: encode_ranges(ranges)})}
+        summary = {"operation": operation}
+        if ranges is not None:
+            summary |= {FLUSH_OFFSETS: encode_ranges(ranges), FLUSH_TABLE: UUID}
         raw = msgspec.Raw(json.dumps(summary).encode())
         snapshot = Snapshot(snapshot_id, snapshot_id, parent_snapshot_id=parent, summary=raw)
         self.history.by_id[snapshot_id] = snapshot
@@ -265,12 +268,23 @@ def test_invalid_token_is_refused(token: str) -> None:
         parse_position(token, UUID)
 
 
-def test_summary_that_a_client_wrote_is_not_read_as_a_flush() -> None:
-    raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: "0:x-2"}).encode())
-    assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None
-
-
-@pytest.mark.parametrize("offsets", ["1000000000:0-1", "0:0-1,9223372036854775807:0-1"])
-def test_summary_of_a_client_cannot_name_a_shard_that_no_table_has(offsets: str) -> None:
-    raw = msgspec.Raw(json.dumps({"operation": "append", FLUSH_OFFSETS: offsets}).encode())
-    assert parse_ranges(cast("Any", Snapshot(1, 1, summary=raw))) is None
+@pytest.mark.parametrize(
+    ("offsets", "table_uuid"),
+    [
+        ("0:x-2", UUID),
+        ("1000000000:0-1", UUID),
+        ("0:0-1,9223372036854775807:0-1", UUID),
+        ("0:0-3", UUID),
+        ("0:2-1", UUID),
+        ("0:0-2", "00000000-0000-4000-8000-000000000002"),
+    ],
+    ids=["no number", "no such shard", "huge shard", "never flushed", "backwards", "other table"],
+)
+def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: str, table_uuid: str) -> None:
+    summary = {"operation": "append", FLUSH_OFFSETS: offsets, FLUSH_TABLE: table_uuid}
+    snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
+    table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {})
+    assert parse_ranges(snapshot, table) is None
+    step = next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
+    assert isinstance(step, Files)
+    assert step.position.offsets == ()

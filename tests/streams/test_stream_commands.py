@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.connector.client.client import SeamarkClient
@@ -75,6 +76,29 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         assert await run(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 4})
         assert await stream.ids() == [0, 1, 2, 3, 4]
+
+
+async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await append_batch(stream, 0)
+        await stream.post({"id": 1})
+        streams = stream.server.components.streams
+        (table,) = streams.tables.values()
+        flush = streams.flush
+
+        async def flush_and_drop(uuid: str) -> int:
+            rows = await flush(uuid)
+            await asyncio.to_thread(stream.catalog.drop_table, "db.t")
+            streams._close_table(table)  # as the next flush in the background does
+            return rows
+
+        monkeypatch.setattr(streams, "flush", flush_and_drop)
+        url = f"{stream.server.url}/api/v1/tables/db/t/stream/drain"
+        async with stream.server.http.post(url) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (404, "NoSuchTableException")
 
 
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
+_LOG = "log"  # `log_sink.py` writes if it is true.
 _QUERY_ID = "sql.streaming.queryId"
 _PRODUCER_PREFIX = "spark-stream-"
 
@@ -68,7 +69,7 @@ class SinkOptions:
             Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
-        supported = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
+        supported = OPTIONS | ({"checkpointlocation", "queryname", _LOG} if streaming else frozenset())
         if unknown := sorted(options.keys() - supported):
             raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = client_and_table(options)

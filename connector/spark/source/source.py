@@ -2,8 +2,8 @@
 
     register(spark)
 
-`reader.py` and `row_stream.py` have the readers. `sink.py` has the writers that Spark's JVM calls. `frame_writer.py`
-has the writers of PySpark's DataFrameWriter.
+`reader.py` and `row_stream.py` have the readers. `sink.py` and `log_sink.py` have the writers that Spark's JVM calls.
+`frame_writer.py` has the writers of PySpark's DataFrameWriter.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from seamark.connector.spark.source.row_stream import RowStreamReader, reads_row
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
-    from seamark.connector.spark.source import frame_writer, sink
+    from seamark.connector.spark.source import frame_writer, log_sink, sink
 else:
     frame_writer = LazyModule("seamark.connector.spark.source.frame_writer")
     # Most queries only read, so the writers are imported when they are needed.
+    log_sink = LazyModule("seamark.connector.spark.source.log_sink")
     sink = LazyModule("seamark.connector.spark.source.sink")
 
 
@@ -67,6 +68,8 @@ class SeamarkSource(DataSource):
         return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        if log_sink.writes_log(self.options):
+            return log_sink.LogWriter(log_sink.LogSinkOptions.of(self.options, schema, overwrite=overwrite))
         return sink.StreamWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=True))
 
 

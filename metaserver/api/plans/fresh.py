@@ -73,7 +73,7 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
     while dialect.changes_files and snapshot is not None:
         if snapshot.snapshot_id == body.snapshot_id:
             return True
-        if not is_flush(snapshot) or now_ms - snapshot.timestamp_ms > REPLACED_MS_MAX:
+        if not is_flush(snapshot, metadata.table_uuid) or now_ms - snapshot.timestamp_ms > REPLACED_MS_MAX:
             return False
         parent_id = snapshot.parent_snapshot_id
         snapshot = None if parent_id is None else metadata.snapshot(parent_id)

@@ -13,9 +13,9 @@ from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Batch
 from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.incoming.rows import RejectedRow
 from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.rows import RejectedRow
 from seamark.metaserver.streams.streams import check_stream_table
 
 DEAD_LETTER_TABLE = "seamark.stream.dead-letter-table"

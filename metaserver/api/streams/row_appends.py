@@ -17,7 +17,7 @@ from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, loa
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.streams import (
     PRODUCER_CHARACTERS_MAX,
     ProducerKey,
@@ -52,7 +52,7 @@ class RowPosition(msgspec.Struct, frozen=True):
     end: Annotated[int, doc("The offset after the last row.")]
 
 
-class AppendedRows(msgspec.Struct, frozen=True):
+class AppendedRows(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
     positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
@@ -64,6 +64,9 @@ class AppendedRows(msgspec.Struct, frozen=True):
             "rows that fit."
         ),
     ]
+    last_sequence: Annotated[
+        int | None, doc("The number of the producer's last request, if this request is older; otherwise absent.")
+    ] = None
 
 
 class RowTarget(NamedTuple):
@@ -145,13 +148,18 @@ async def append_prepared(
         )
         appends.append(TableRows(tables[uuid].loaded, packed))
     acknowledged = Acknowledgement(())
-    if appends:
-        key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+    key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+    if appends or key is not None:  # A request of a producer has a number, also if its rows change nothing.
         acknowledged = await call.components.streams.append(appends, key)
-    return [_describe(call, target, rows, acknowledged) for target, rows in prepared]
+    last_sequence = None
+    if acknowledged.duplicate and key is not None:
+        last_sequence = await call.components.streams.find_last_sequence(key)
+    return [_describe(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
 
 
-def _describe(call: Call, target: RowTarget, rows: PreparedRows, acknowledged: Acknowledgement) -> AppendedRows:
+def _describe(
+    call: Call, target: RowTarget, rows: PreparedRows, acknowledged: Acknowledgement, last_sequence: int | None
+) -> AppendedRows:
     """Return the answer for one table of a request."""
     positions = [
         RowPosition(place.shard.number, place.offset, place.end)
@@ -163,7 +171,7 @@ def _describe(call: Call, target: RowTarget, rows: PreparedRows, acknowledged: A
     if rows.row_count and not ends and table is not None:
         ends = dict(table.watermarks())  # The rows of an old duplicate are somewhere before these offsets.
     token = encode_token(target.uuid, ends) if ends else ""
-    return AppendedRows(rows.row_count, acknowledged.duplicate, positions, len(rows.rejected), token)
+    return AppendedRows(rows.row_count, acknowledged.duplicate, positions, len(rows.rejected), token, last_sequence)
 
 
 def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:

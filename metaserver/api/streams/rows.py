@@ -24,9 +24,9 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.rows import RowFormat, count_leaves, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.pauses import pause_of
-from seamark.metaserver.streams.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.rows import RowFormat, count_leaves, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _PARAMETERS = (

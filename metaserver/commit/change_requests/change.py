@@ -27,7 +27,7 @@ from seamark.formats.iceberg.manifests.content_file import (
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
-from seamark.formats.protocol.wire import FRESH_FOLDER, INDEX_FILES_MAX, check_name
+from seamark.formats.protocol.wire import FLUSH_KEYS, FRESH_FOLDER, INDEX_FILES_MAX, check_name
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import (
     APPEND,
@@ -48,7 +48,7 @@ from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.store.operations import FlushedRange
 
 _OWN_PREFIX = "seamark."
-_OWN_KEYS = frozenset({"operation", "changed-partition-count"})
+_OWN_KEYS = frozenset({"operation", "changed-partition-count", *FLUSH_KEYS})
 _OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")
 _SUMMARY_KEYS_MAX = 100
 _SUMMARY_BYTES_MAX = 16 << 10
@@ -149,7 +149,8 @@ def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedR
         check_name(body.change_id, "change-id")
     _check_choice("operation", body.operation, (None, *OPERATIONS))
     _check_choice("isolation", body.isolation, ISOLATIONS)
-    _check_summary(body.summary)
+    if not flushed:
+        _check_summary(body.summary)
     scope_filter, scope_partitions = _scope(body.scope)
     replace_filter, replace_written = _read_replace(body.replace)
     repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]

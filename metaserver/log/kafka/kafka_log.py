@@ -262,7 +262,7 @@ class KafkaLog:
             # A repetition is certain, and needs no second copy of its rows. All else is only certain in the journal.
             previous = state.producers.get(producer.name)
             if previous is None:
-                self._check_producers(producer.name)
+                state.check_producer_room(producer.name, limit=self._limits.producers_max)
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
                 repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
                 return next(repeated, Acknowledgement((), duplicate=True))
@@ -277,18 +277,11 @@ class KafkaLog:
         answer = await self._request(AppendRequest((), *named), dict(batches), size_bytes)
         return cast(Acknowledgement, answer)
 
-    def _check_producers(self, name: str) -> None:
-        if len(self._journal.state.producers) >= self._limits.producers_max:
-            raise TooManyRequests(
-                f"The log has {self._limits.producers_max} producers already, and {name!r} is new; use fewer names of "
-                "producers, or raise the limit"
-            )
-
     async def fence(self, name: str) -> StreamProducerState:
         check_producer_name(name)
         self._check_open()
         if name not in self._journal.state.producers:
-            self._check_producers(name)
+            self._journal.state.check_producer_room(name, limit=self._limits.producers_max)
         return cast(StreamProducerState, await self._request(FenceRequest(name)))
 
     async def remove(self, stream: str) -> None:

@@ -77,6 +77,8 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.AdvanceProducer: producers.advance,
     operations.OpenStream: streams.open_stream,
     operations.MoveFlushedOffsets: streams.move,
+    operations.RecordRemovalFlush: streams.record_removal_flush,
+    operations.TakeRemovalFlush: streams.take_removal_flush,
     operations.KeepPlanTable: plan_tables.keep,
     operations.RenewPlanTable: plan_tables.renew,
     operations.LeasePlanSnapshots: plan_tables.lease,

@@ -179,6 +179,14 @@ _STREAM_OFFSETS = (
     ) {table}""",
 )
 
+_REMOVAL_FLUSHES = (
+    # The snapshot of the last flush before a commit that removes rows, until a commit has read it.
+    """CREATE TABLE removal_flushes (
+        uuid {text} NOT NULL, snapshot_id {int} NOT NULL,
+        PRIMARY KEY (uuid)
+    ) {table}""",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -192,6 +200,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _LEASE_STATES},
     {"": _RETAINED},
     {"": _STREAM_OFFSETS},
+    {"": _REMOVAL_FLUSHES},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 

@@ -406,6 +406,11 @@ _INVARIANTS = (
         "AND uuid NOT IN (SELECT uuid FROM dropped)",
     ),
     (
+        "removal flush of a table without a name",
+        "SELECT uuid FROM removal_flushes WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
+    ),
+    (
         "producer of a table without a name",
         "SELECT producer FROM producers WHERE uuid NOT IN (SELECT uuid FROM entries) "
         "AND uuid NOT IN (SELECT uuid FROM dropped)",

@@ -1,4 +1,4 @@
-"""Operations on the flushed offsets of stream tables. The database has a row for each shard."""
+"""Operations on the flushes of stream tables: a row for each shard, and one for the last flush before a removal."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ def move(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
                 f"Rows of shard {moved.shard} from offset {moved.start} on were flushed before, or the table has no "
                 "such shard; nothing was changed"
             )
+
+
+def record_removal_flush(op: operations.RecordRemovalFlush, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    yield StoreStatement(
+        "INSERT INTO removal_flushes (uuid, snapshot_id) VALUES ($1, $2) "
+        "ON CONFLICT (uuid) DO UPDATE SET snapshot_id = excluded.snapshot_id",
+        (op.uuid, op.snapshot_id),
+    )
+
+
+def take_removal_flush(op: operations.TakeRemovalFlush, now_ms: int) -> Steps[bool]:
+    rows = yield StoreStatement(
+        "DELETE FROM removal_flushes WHERE uuid = $1 AND snapshot_id = $2 RETURNING 1", (op.uuid, op.snapshot_id)
+    )
+    return bool(rows)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.log.port import Batch, RowKind
-from seamark.metaserver.streams.changes import (
+from seamark.metaserver.streams.incoming.changes import (
     KIND_FIELD,
     RowWithKind,
     encode_kinds,
@@ -25,9 +25,9 @@ from seamark.metaserver.streams.changes import (
     read_plain,
     take_kinds,
 )
+from seamark.metaserver.streams.incoming.rows import RejectedRow, to_batch
 from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.rows import RejectedRow, to_batch
 
 REJECTED_ROWS_MAX = 1_000
 """The maximum number of rows of a request that do not fit the columns. Each takes some milliseconds to be found."""

@@ -19,6 +19,7 @@ from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type
 from seamark.formats.iceberg.types.values import decode_json as decode_value
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
+from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
 
 _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "boolean": bool}
@@ -59,7 +60,7 @@ class RejectedRow(NamedTuple):
 def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[Any]:
     """Return the values of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
 
-    A line that is no JSON is a `RejectedRow`.
+    A line that is not valid JSON, or has an object with a key twice, is a `RejectedRow`.
 
     Raises:
         BadRequest: The body is not such JSON.
@@ -69,8 +70,12 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
     if row_format is RowFormat.LINES:
         lines = split_lines(body)
         _check_count(len(lines), rows_max)
-        return [_decode_line(line) for line in lines]
-    rows = _decode(body, "The body")
+        decoded = [_decode_line(line) for line in lines]
+        if any(isinstance(row, RejectedRow) for row in decoded) or has_repeated_key(body, decoded):
+            decoded = [_check_line(line, row) for line, row in zip(lines, decoded, strict=True)]
+        return decoded
+    rows = _decode(body, "The body ")
+    _check_keys(body, rows, "The body ")
     if isinstance(rows, dict) and set(rows) == {"rows"}:
         rows = rows["rows"]
     if not isinstance(rows, list):
@@ -88,7 +93,7 @@ def _decode_line(line: bytes) -> Any:
     try:
         return _decode(line, "")
     except BadRequest as error:
-        return RejectedRow(line.decode("utf-8", "replace"), error.message.strip())
+        return RejectedRow(line.decode("utf-8", "replace"), error.message)
 
 
 def _check_count(count: int, rows_max: int) -> None:
@@ -100,7 +105,29 @@ def _decode(text: bytes, subject: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{subject} is not valid JSON: {error}") from None
+        raise BadRequest(f"{subject}is not valid JSON: {error}") from None
+
+
+def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
+    """Check that no object in JSON has the same key twice.
+
+    Raises:
+        BadRequest: An object has.
+    """
+    if has_repeated_key(text, [decoded]):
+        shown = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
+        raise BadRequest(f"{subject}has an object with the key {shown} twice; send each key once")
+
+
+def _check_line(line: bytes, row: Any) -> Any:
+    """Return the decoded row of a line, or a `RejectedRow` if an object in it has the same key twice."""
+    if isinstance(row, RejectedRow):
+        return row
+    try:
+        _check_keys(line, row, "")
+    except BadRequest as error:
+        return RejectedRow(line.decode("utf-8", "replace"), error.message)
+    return row
 
 
 def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatch:

@@ -1,0 +1,164 @@
+"""The writer of `writeStream.format("seamark").option("log", "true")`: each batch is one append to the log of a stream
+table.
+
+    stream.writeStream.format("seamark").option("uri", …).option("table", "db.t").option("log", "true").start()
+
+Tasks return their rows to the driver, which appends the rows of all tasks in one request. So a batch is durable and
+visible whole, without a commit of the table. The producer of the request is the id of the query, which Spark stores in
+the checkpoint. The number of the request is the number of the batch. A batch that Spark repeats after a failure is
+stored once, also if its rows have another order or are in other tasks.
+
+Batches of a query have the numbers 0, 1, 2, … without a gap, and the log refuses a gap. So a batch of a checkpoint that
+is too old, or of a query that wrote earlier batches by commits, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, Refused
+from seamark.connector.spark.source.options import client_and_table, parse_flag
+from seamark.connector.spark.types import check_fits
+from seamark.connector.streams.writer import ARROW, send_rows
+from seamark.connector.write.appends import APPEND, open_destination
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.protocol.wire import STREAM_ENABLED
+
+LOG = "log"
+_OPTIONS = frozenset({"uri", "table", "path", "token", LOG})
+_SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
+_KIND_COLUMN = "_op"
+"""The column with the kind of each row, unless the table has a column with this name."""
+_QUERY_ID = "sql.streaming.queryId"
+_PRODUCER_PREFIX = "spark-stream-"
+_TIMEOUT_S = 120.0
+
+
+def writes_log(raw_options: Mapping[str, str]) -> bool:
+    """Return whether a stream with these options writes through the log.
+
+    Raises:
+        BadRequest: The option is neither true nor false.
+    """
+    return parse_flag({name.lower(): value for name, value in raw_options.items()}, LOG, False)
+
+
+@dataclass
+class RowsMessage(WriterCommitMessage):
+    """The rows of a task as an Arrow IPC stream, with their table and streaming query."""
+
+    rows: bytes
+    table_uuid: str
+    query_id: str | None
+
+
+@dataclass(frozen=True)
+class LogSinkOptions:
+    """The options of a writer, and the table that they name.
+
+    Attributes:
+        client: The client.
+        table: The name of the table.
+        table_uuid: The table.
+    """
+
+    client: SeamarkClient = field(repr=False)
+    table: str
+    table_uuid: str
+
+    @staticmethod
+    def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> LogSinkOptions:
+        """Parse the options of a writer.
+
+        Raises:
+            BadRequest: Options are unknown, or the table is no stream table.
+            Unwritable: Columns do not fit the table.
+        """
+        options = {name.lower(): value for name, value in raw_options.items()}
+        if unknown := sorted(options.keys() - _OPTIONS - _SPARK_OPTIONS):
+            raise BadRequest(
+                f"Unknown options {', '.join(unknown)} with option('log', 'true'); the options are "
+                f"{', '.join(sorted(_OPTIONS))}"
+            )
+        if overwrite:
+            raise BadRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
+        client, table = client_and_table(options)
+        into = open_destination(client, table, APPEND)
+        if not as_bool(into.target.properties, STREAM_ENABLED, False):
+            raise BadRequest(f"{table} is no stream table; set its property {STREAM_ENABLED} to true")
+        has_kind = all(column.name != _KIND_COLUMN for column in into.target.schema.fields)
+        columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]
+        check_fits(StructType(columns), into.target)
+        return LogSinkOptions(client, table, into.target.table_uuid)
+
+
+class LogWriter(DataSourceStreamArrowWriter):
+    """Appends each batch of a query to the log."""
+
+    def __init__(self, options: LogSinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
+        return RowsMessage(_encode([batch for batch in iterator if batch.num_rows]), self._options.table_uuid, query_id)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        own = [message for message in messages if isinstance(message, RowsMessage)]
+        if any(message.table_uuid != self._options.table_uuid for message in own):
+            raise BadRequest("The table was replaced by another table while rows were written; start the query again")
+        query_id = next((message.query_id for message in own if message.query_id), None)
+        if query_id is None:
+            raise BadRequest("Spark reports no id of this query, so Seamark cannot append each batch exactly once")
+        body = _encode([batch for message in own for batch in _decode(message.rows)])
+        options, producer = self._options, (_PRODUCER_PREFIX + query_id, batchId)
+        try:
+            answer = send_rows(options.client, options.table, body, ARROW, producer, timeout_s=_TIMEOUT_S)
+        except Refused as error:
+            raise BadRequest(_explain(error, batchId)) from error
+        if (last := answer.get("last_sequence")) is not None:
+            raise BadRequest(
+                f"The table already has batch {batchId} of this query, and later batches up to {last}: the checkpoint "
+                "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
+                "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
+            )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: rows of a batch that was not appended are nowhere."""
+
+
+def _explain(error: Refused, batch: int) -> str:
+    """Return the message of an error of the server, with what to do in the query."""
+    if error.status == 409:
+        return (
+            f"The log of the table does not have the batches of this query before batch {batch}: {error}. Earlier "
+            "batches were written without option('log', 'true'), or the query was stopped for longer than the log "
+            "remembers its producers (stream_log_retention_s). Start a new checkpoint after the table's last row"
+        )
+    if error.status == 413:
+        return (
+            f"Batch {batch} has too many rows for one append: {error}. Continue this query without "
+            "option('log', 'true'), or start a new checkpoint with smaller batches (for example maxOffsetsPerTrigger)"
+        )
+    return f"The server refuses batch {batch}: {error}"
+
+
+def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return batches with one schema as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema if batches else pa.schema([])) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _decode(rows: bytes) -> list[pa.RecordBatch]:
+    with pa.ipc.open_stream(rows) as stream:
+        return list(stream)

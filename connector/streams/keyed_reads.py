@@ -1,0 +1,127 @@
+"""Reads the rows of some keys for the server: located as an upsert locates them, then read at their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.connector.arrow.arrays import Longs
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.names import Name
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.streams.stored_files import ServedStorage, ServerFiles, StoredRowsPort
+from seamark.connector.write.latest_rows import Batch, batch_of, column_of
+from seamark.connector.write.row_locations import MatchedRows, locate
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest, Corrupt, TooLarge
+
+
+class _LimitedFiles(ServerFiles):
+    """Plans as `ServerFiles`, and refuses to read very many files for some keys."""
+
+    def __init__(self, stored: StoredRowsPort, key: Sequence[str], files_max: int) -> None:
+        super().__init__(stored)
+        self._key, self._files_max = key, files_max
+
+    def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for page in super().plan(table, body):
+            if len(page["file-scan-tasks"]) > self._files_max:
+                raise TooLarge(
+                    f"The keys may be in {len(page['file-scan-tasks']):,} files; the limit is {self._files_max:,}. "
+                    f"Create a record index on {', '.join(self._key)}, or send fewer keys"
+                )
+            yield page
+
+
+def get_keyed_rows(
+    keys: pa.RecordBatch,
+    columns: Sequence[str],
+    metadata: TableMetadata,
+    stored: StoredRowsPort,
+    *,
+    rows_max: int,
+    bytes_max: int,
+    files_max: int,
+) -> tuple[pa.Table, list[int]]:
+    """Return the rows that have one of the keys in the current snapshot, in the order of the keys.
+
+    Args:
+        keys: The keys, with the names of the key columns. A key may be repeated.
+        columns: The columns to return.
+        metadata: The table's metadata.
+        stored: Finds rows in the current snapshot.
+        rows_max: The maximum number of rows.
+        bytes_max: The maximum size of the rows in memory.
+        files_max: The maximum number of files that are read.
+
+    Returns:
+        The rows, and the ascending numbers of the keys without a row. A key that is repeated has its first number.
+
+    Raises:
+        BadRequest: The keys do not fit the columns, or the rows are encrypted.
+        TooLarge: A limit is exceeded.
+        Corrupt: A file of the table cannot be read.
+    """
+    names = keys.schema.names
+    try:
+        distinct = batch_of([keys], metadata.current_schema, names)
+        server = _LimitedFiles(stored, names, files_max)
+        storage = ServedStorage({}, "", stored, server.sizes_bytes)
+        opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
+        located = locate(server, opened, distinct.keys).files
+        if (count := sum(len(rows.positions) for rows in located)) > rows_max:
+            raise TooLarge(f"The keys have {count:,} rows; the limit is {rows_max:,} rows. Send fewer keys")
+        rows = _read_rows(opened, columns, located, bytes_max)
+    except Unwritable as error:
+        raise BadRequest(f"The keys do not fit the table: {error}") from None
+    except EncryptedFile as error:
+        raise BadRequest(f"The server has no keys for encrypted files of the table: {error.reason}") from None
+    except Unreadable as error:
+        raise Corrupt(f"The rows of the keys cannot be read: {error}") from None
+    except ClientError as error:
+        raise BadRequest(f"The rows of the keys cannot be read: {error}") from None
+    first_numbers = _first_numbers(keys, distinct)
+    numbers = np.concatenate([np.zeros(0, np.int64), *(first_numbers[matched.keys] for matched in located)])
+    order = np.argsort(numbers, kind="stable")
+    return rows.take(pa.array(order)), np.setdiff1d(first_numbers, numbers).tolist()
+
+
+def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[MatchedRows], bytes_max: int) -> pa.Table:
+    """Return the rows at the located positions, file by file.
+
+    Raises:
+        TooLarge: They have more than `bytes_max`.
+        Unreadable: A file cannot be read.
+    """
+    read_plan = plan_read(opened, columns, TRUE)
+    reader = TaskReader(read_plan, opened.storage)
+    batches: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for matched in located:
+        rows = 0
+        for batch in reader.read(matched.task, matched.positions):
+            size_bytes += batch.nbytes
+            if size_bytes > bytes_max:
+                raise TooLarge(f"The rows have more than {bytes_max:,} bytes; send fewer keys, or select fewer columns")
+            batches.append(batch)
+            rows += batch.num_rows
+        if rows != len(matched.positions):
+            raise Unreadable(matched.task.path, f"{len(matched.positions)} rows were located, and {rows} were read")
+    return pa.Table.from_batches(batches, read_plan.arrow)
+
+
+def _first_numbers(keys: pa.RecordBatch, distinct: Batch) -> Longs:
+    """Return the number of the first key of the request that is equal to each distinct key: int64[distinct keys]."""
+    table = pa.Table.from_batches([keys])
+    ordinals = distinct.keys.match([column_of(table, field) for field in distinct.keys.fields])
+    numbers = np.zeros(distinct.keys.count, np.int64)
+    numbers[ordinals[::-1]] = np.arange(len(ordinals))[::-1]
+    return numbers

@@ -1,0 +1,78 @@
+"""Writes rows as JSON, in the form in which they are appended: Iceberg's JSON of single values (spec, Appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import encode_json
+
+_INTEGERS = {"date": pa.int32(), "time": pa.int64(), "timestamp": pa.int64(), "timestamptz": pa.int64()}
+"""The types whose values are integers: days, microseconds or nanoseconds."""
+
+
+def write_json_rows(rows: pa.Table, fields: Sequence[Field]) -> list[dict[str, Any]]:
+    """Return rows as JSON objects.
+
+    Args:
+        rows: The rows, with a column for each field.
+        fields: The columns of the table, in the order of the rows' columns.
+    """
+    names = [field.name for field in fields]
+    columns = [
+        _write_array(pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0), field.type)
+        for column, field in zip(rows.columns, fields, strict=True)
+    ]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _write_array(array: pa.Array, kind: Type) -> list[Any]:
+    """Return the JSON of each value."""
+    if isinstance(kind, StructType):
+        names = [field.name for field in kind.fields]
+        children = [_write_array(child, field.type) for child, field in zip(array.flatten(), kind.fields, strict=True)]
+        objects = zip(*children, strict=True) if children else [()] * len(array)
+        return [
+            dict(zip(names, values, strict=True)) if is_valid else None
+            for values, is_valid in zip(objects, array.is_valid().to_pylist(), strict=True)
+        ]
+    if isinstance(kind, ListType):
+        return _cut(_write_array(pc.list_flatten(array), kind.element), array)
+    if isinstance(kind, MapType):
+        entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+        keys, values = pc.list_flatten(entries).flatten()
+        cut_keys = _cut(_write_array(keys, kind.key), entries)
+        cut_values = _cut(_write_array(values, kind.value), entries)
+        return [
+            None if keys is None else {"keys": keys, "values": values}
+            for keys, values in zip(cut_keys, cut_values, strict=True)
+        ]
+    return [encode_json(kind, value) for value in _read_values(array, kind)]
+
+
+def _cut(values: list[Any], lists: pa.Array) -> list[Any]:
+    """Return consecutive values as lists, with the lengths of an array of lists."""
+    cut: list[Any] = []
+    start = 0
+    for length in pc.list_value_length(lists).to_pylist():
+        cut.append(None if length is None else values[start : start + length])
+        start += length or 0
+    return cut
+
+
+def _read_values(array: pa.Array, kind: str) -> list[Any]:
+    """Return primitive values as Iceberg stores them: dates and times are integers, UUIDs are bytes."""
+    name = base_name(kind)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if name == "decimal":
+        scale = array.type.scale
+        return [None if value is None else int(value.scaleb(scale)) for value in array.to_pylist()]
+    integers = _INTEGERS.get(name.removesuffix("_ns"))
+    values: list[Any] = (array if integers is None else array.cast(integers)).to_pylist()
+    return values

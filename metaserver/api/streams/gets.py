@@ -1,0 +1,153 @@
+"""The route that returns the current rows of some keys, with the rows that wait for a flush."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+from aiohttp import web
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field
+from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM, wants_arrow
+from seamark.metaserver.api.formats.json_rows import write_json_rows
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Answer, Call, Route
+from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
+from seamark.metaserver.api.http.parameters.fresh import AFTER
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.streams.incoming.rows import to_batch
+from seamark.metaserver.streams.keyed_gets import KeyedRowsAnswer
+from seamark.metaserver.streams.keys import key_of
+
+KEYS_MAX = 1_000
+"""The maximum number of keys of one request."""
+_QUICK_ROWS = 200
+"""The maximum number of rows that are encoded on the event loop."""
+
+
+class GetRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: Annotated[
+        list[Any],
+        doc(
+            f"At most {KEYS_MAX:,}. Each key is an object by column or, for a table whose key has one column, the "
+            "value. Values have the form of appended rows.",
+            examples=[[17, 18], [{"day": "2026-01-31", "id": 5}]],
+        ),
+    ]
+    select: Annotated[list[str] | None, doc("The columns to return; by default all.")] = None
+
+
+class RowsOfKeys(msgspec.Struct, frozen=True):
+    rows: Annotated[list[dict[str, Any]], doc("The rows as objects by column, in the order of the keys.")]
+    missing: Annotated[list[int], doc("The numbers of the keys without a row, from 0.")]
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/rows/get",
+    "getRows",
+    "Returns the current rows of some keys, also those that wait for a flush",
+    tags=("streams",),
+    parameters=(AFTER,),
+    answers=(
+        ResponseSpec(
+            200,
+            "The rows. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, whose schema's metadata "
+            "has `missing`",
+            RowsOfKeys,
+        ),
+        ResponseSpec(400, "A key does not fit its columns, a column is unknown, or the rows are encrypted"),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
+        ResponseSpec(413, "Too many keys, rows or files, or the rows are too large"),
+        ResponseSpec(503, "This server does not have the rows of a token yet"),
+    ),
+).takes(GetRows)
+async def get_rows(call: Call, body: GetRows) -> Answer:
+    has_arrow = wants_arrow(call.headers)
+    if len(body.keys) > KEYS_MAX:
+        raise TooLarge(f"keys has {len(body.keys):,} keys; the limit is {KEYS_MAX:,}. Send several requests")
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    entry, metadata = loaded.entry, loaded.metadata
+    assert entry is not None
+    fields = _select_fields(metadata, body.select)
+    keys = _read_keys(metadata, body.keys)
+    if entry.flushed:
+        loaded = (await load_fresh(call, entry, metadata)).loaded
+    else:
+        check_required_rows(call.headers, entry, {})
+    answer = await _get(call, loaded, keys, [field.name for field in fields])
+    encode = partial(_encode_arrow if has_arrow else _encode_json, answer, fields)
+    data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.in_turn(encode)
+    content_type = ARROW_STREAM if has_arrow else "application/json"
+    return web.Response(body=data, content_type=content_type, headers={"Vary": "Accept"})
+
+
+async def _get(call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]) -> KeyedRowsAnswer:
+    if keys is None:
+        return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
+    return await call.components.streams.gets.get(loaded, keys, columns)
+
+
+def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list[Field]:
+    """Return the columns to read.
+
+    Raises:
+        BadRequest: A column is unknown or repeated, or there is none.
+    """
+    by_name = {field.name: field for field in metadata.current_schema.fields}
+    if names is None:
+        return list(by_name.values())
+    if not names or len(set(names)) < len(names):
+        raise BadRequest("select has no column, or has a column twice; name each column once, or omit select")
+    if unknown := [name for name in names if name not in by_name]:
+        raise BadRequest(
+            f"select has the column {unknown[0][:100]!r}, which the table does not have; it has "
+            f"{', '.join(by_name)[:500]}"
+        )
+    return [by_name[name] for name in names]
+
+
+def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch | None:
+    """Return keys with their columns; None without keys.
+
+    Raises:
+        BadRequest: A key does not fit, or the keys have different columns.
+    """
+    if not keys:
+        return None
+    objects: Sequence[Mapping[str, Any]]
+    if isinstance(keys[0], dict):
+        objects = keys
+    else:
+        key = key_of(metadata)
+        if len(key) != 1:
+            described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
+            raise BadRequest(f"keys[0] is no object, and {described}; send each key as an object by column")
+        objects = [{key[0]: value} for value in keys]
+    for number, each in enumerate(objects):
+        if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
+            raise BadRequest(f"keys[{number}] has other columns than keys[0], or none; all keys have the same columns")
+        if any(value is None for value in each.values()):
+            raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
+    try:
+        return to_batch(objects, metadata.current_schema)
+    except BadRequest as error:
+        raise BadRequest(f"keys: {error.message}") from None
+
+
+def _encode_json(answer: KeyedRowsAnswer, fields: Sequence[Field]) -> bytes:
+    return msgspec.json.encode(RowsOfKeys(write_json_rows(answer.rows, fields), answer.missing))
+
+
+def _encode_arrow(answer: KeyedRowsAnswer, fields: Sequence[Field]) -> bytes:
+    rows = answer.rows.replace_schema_metadata({"missing": msgspec.json.encode(answer.missing)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows.combine_chunks())
+    return bytes(sink.getvalue())

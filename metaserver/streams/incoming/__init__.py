@@ -1,0 +1,1 @@
+"""Rows of requests: from their bytes to the batches of the log."""

@@ -1,0 +1,82 @@
+"""Finds objects with the same key twice in JSON. The decoder keeps the last value of such a key silently. Pure.
+
+The number of colons outside of strings is the number of members that the text has. The decoded values have as many
+members only if no key is repeated. So the usual text is checked without a second parser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_QUOTE, _COLON, _SPACE = b'": '
+
+
+def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
+    """Return whether an object in valid JSON has the same key twice.
+
+    Args:
+        text: One or several JSON values.
+        values: All of them, decoded.
+    """
+    members = _count_members(values, text.count(b"{"))
+    if text.count(b":") == members:
+        return False
+    characters = np.frombuffer(text, dtype=np.uint8)
+    before_colons = characters[np.flatnonzero(characters == _COLON) - 1]
+    if (before_colons > _SPACE).all() and np.count_nonzero(before_colons == _QUOTE) == members:
+        return False  # Without spaces, the colon of a member follows the quote of its key. No string has such a pair.
+    return _count_colons(text) != members
+
+
+def _count_colons(text: bytes) -> int:
+    """Return the number of colons outside of strings."""
+    plain = np.frombuffer(_ESCAPE.sub(b"", text) if b"\\" in text else text, dtype=np.uint8)
+    is_inside = np.logical_xor.accumulate(plain == _QUOTE)
+    return int(np.count_nonzero((plain == _COLON) & ~is_inside))
+
+
+def find_repeated_key(text: bytes) -> str:
+    """Return the first key that an object in valid JSON has twice; "" if there is none. This is slow."""
+    repeated: list[str] = []
+
+    def note_repeated(pairs: list[tuple[str, Any]]) -> None:
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                repeated.append(name)
+            names.add(name)
+
+    # The values do not matter. Numbers with very many digits are not converted.
+    json.loads(text, object_pairs_hook=note_repeated, parse_int=str, parse_float=str)
+    return repeated[0] if repeated else ""
+
+
+def _count_members(values: Sequence[Any], objects_max: int) -> int:
+    """Return the number of members of all objects.
+
+    Args:
+        values: The values.
+        objects_max: A number that is not smaller than the number of objects.
+    """
+    rows = values[0] if len(values) == 1 and type(values[0]) is list else values
+    if objects_max == len(rows) and set(map(type, rows)) == {dict}:
+        return sum(map(len, rows))  # No object is inside another.
+    count = 0
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            count += len(value)
+            pending += [child for child in value.values() if type(child) in _CONTAINERS]
+        elif type(value) is list:
+            pending += [child for child in value if type(child) in _CONTAINERS]
+    return count
+
+
+_CONTAINERS = (dict, list)

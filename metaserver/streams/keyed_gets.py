@@ -1,0 +1,68 @@
+"""Returns the current rows of some keys, with the rows that wait for a flush.
+
+The code that locates and reads rows is the connector's (`RowFiles.get`). It blocks, so it runs in its own threads:
+flushes do not wait for gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.streams.row_files import GetLimits, RowFiles
+from seamark.metaserver.streams.stored_rows import RowSearch
+
+LIMITS = GetLimits(rows_max=10_000, bytes_max=64 << 20, files_max=1_000)
+_THREADS = 4
+"""The maximum number of gets that run at a time. Others wait."""
+
+
+class KeyedRowsAnswer(NamedTuple):
+    """The rows of some keys.
+
+    Attributes:
+        rows: The rows, in the order of the keys.
+        missing: The ascending numbers of the keys without a row. A key that is repeated has its first number.
+    """
+
+    rows: pa.Table
+    missing: list[int]
+
+
+class KeyedGets:
+    """Gets rows by key. Belongs to one event loop."""
+
+    def __init__(self, row_files: RowFiles, search: RowSearch) -> None:
+        self._row_files = row_files
+        self._search = search
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gets")
+
+    async def get(self, loaded: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str]) -> KeyedRowsAnswer:
+        """Return the rows that have one of the keys in the current snapshot of a table.
+
+        Args:
+            loaded: The table, whose current snapshot may be a fresh snapshot.
+            keys: The keys, with the names of the key columns.
+            columns: The names of the columns to return.
+
+        Raises:
+            BadRequest: The keys do not fit the columns, or the rows are encrypted.
+            TooLarge: A limit is exceeded.
+            Corrupt: A file of the table cannot be read.
+        """
+        assert loaded.entry is not None
+        stored = self._search.open(loaded.entry, loaded.metadata)
+        work = partial(self._row_files.get, keys, columns, loaded.metadata, stored, LIMITS)
+        loop = asyncio.get_running_loop()
+        return KeyedRowsAnswer(*await loop.run_in_executor(self._threads, copy_context().run, work))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,212 @@
+"""Tests of the current rows of some keys: before and after their flush, from tables with and without a record index."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import Unavailable
+from seamark.metaserver.streams import keyed_gets
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.row_files import GetLimits
+from tests.seeds import first_seed, quick
+from tests.streams.test_read_stream import append_batch
+from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={KEY: "id", "format-version": "3"})
+        yield stream
+
+
+async def request(stream: Stream, body: Any, **headers: str) -> tuple[int, Any]:
+    url = f"{stream.server.url}/api/v1/tables/db/t/rows/get"
+    async with stream.server.http.post(url, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def get(stream: Stream, *keys: Any, **body: Any) -> Any:
+    status, answer = await request(stream, {"keys": list(keys), **body})
+    assert status == 200, answer
+    return answer
+
+
+async def refuse(stream: Stream, body: Any, status: int = 400) -> str:
+    refused, answer = await request(stream, body)
+    assert refused == status, answer
+    return str(answer["error"]["message"])
+
+
+async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: Stream) -> None:
+    assert await get(stream, 1) == {"rows": [], "missing": [0]}
+    await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2, "name": "b"})
+    for _ in range(2):
+        answer = await get(stream, 2, 7, {"id": 1}["id"], 2)
+        assert answer == {
+            "rows": [{"id": 2, "name": "b", "day": None}, {"id": 1, "name": "a", "day": "2026-01-31"}],
+            "missing": [1],
+        }
+        await stream.flush()
+    await stream.post({"id": 1, "name": "c"}, {"id": 2, "_op": "delete"})
+    for _ in range(2):
+        assert await get(stream, {"id": 1}, {"id": 2}, select=["name"]) == {"rows": [{"name": "c"}], "missing": [1]}
+        await stream.flush()
+    assert await get(stream) == {"rows": [], "missing": []}
+    assert await get(stream, {"name": "c"}, select=["id"]) == {"rows": [{"id": 1}], "missing": []}
+
+
+async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: Stream) -> None:
+    client = SeamarkClient(stream.server.url, retries=0)
+    await append_batch(stream, 0)
+    token = (await stream.post({"id": 1, "name": "a"}))["token"]
+    rows = await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1, 0], after=token, columns=["id"]))
+    assert rows.to_pylist() == [{"id": 1}, {"id": 0}]
+    late = token.rpartition(":")[0] + ":99"
+    with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
+        await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late))
+
+
+async def test_request_that_does_not_fit_is_refused_with_the_reason(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "keys: Row 1, column id" in await refuse(stream, {"keys": [1, "x"]})
+    assert "the column 'town'" in await refuse(stream, {"keys": [{"town": 1}]})
+    assert "keys[1] has other columns" in await refuse(stream, {"keys": [{"id": 1}, {"name": "a"}]})
+    assert "keys[0] has other columns than keys[0], or none" in await refuse(stream, {"keys": [{}]})
+    assert "keys[0] has a null" in await refuse(stream, {"keys": [None]})
+    assert "the column 'town'" in await refuse(stream, {"keys": [1], "select": ["town"]})
+    assert "a column twice" in await refuse(stream, {"keys": [1], "select": ["id", "id"]})
+    assert "select has no column" in await refuse(stream, {"keys": [1], "select": []})
+    assert "the limit is 1,000" in await refuse(stream, {"keys": list(range(1001))}, 413)
+    await append_batch(stream, 1, 1, 1)
+    await append_batch(stream, 1)
+    monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=3, bytes_max=1 << 20, files_max=9))
+    assert "have 4 rows; the limit is 3 rows" in await refuse(stream, {"keys": [1]}, 413)
+    monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=9, files_max=9))
+    assert "more than 9 bytes" in await refuse(stream, {"keys": [1]}, 413)
+    monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=1 << 20, files_max=1))
+    assert "may be in 2 files; the limit is 1" in await refuse(stream, {"keys": [1]}, 413)
+
+
+async def test_table_that_is_no_stream_is_read_by_its_columns(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
+        await append_batch(stream, 1, 2, 2)
+        assert "the table has no key" in await refuse(stream, {"keys": [2]})
+        answer = await get(stream, {"id": 2}, {"id": 3}, select=["id"])
+        assert answer == {"rows": [{"id": 2}, {"id": 2}], "missing": [1]}
+
+
+TYPES = Schema(
+    NestedField(1, "id", UUIDType(), required=True),
+    NestedField(2, "price", DecimalType(9, 2)),
+    NestedField(3, "day", DateType()),
+    NestedField(4, "at", TimestampType()),
+    NestedField(5, "atz", TimestamptzType()),
+    NestedField(6, "clock", TimeType()),
+    NestedField(7, "data", BinaryType()),
+    NestedField(8, "x", DoubleType()),
+    NestedField(9, "place", StructType(NestedField(10, "town", StringType()), NestedField(11, "day", DateType()))),
+    NestedField(12, "days", ListType(13, DateType(), element_required=False)),
+    NestedField(14, "sizes", MapType(15, StringType(), 16, ListType(17, LongType()))),
+)
+
+
+async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path) -> None:
+    ids = [str(UUID(int=number)) for number in range(4)]
+    full = {
+        "price": "-12.30",
+        "day": "2026-01-31",
+        "at": "2026-01-31T10:00:00.000001",
+        "atz": "2026-01-31T10:00:00+00:00",
+        "clock": "23:59:59.500000",
+        "data": "00FF",
+        "x": 1.5,
+        "place": {"town": "Ulm", "day": "1969-12-31"},
+        "days": ["2026-01-31", None],
+        "sizes": {"keys": ["a", "b"], "values": [[1, 2], []]},
+    }
+    far = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
+    posted = [{"id": ids[0], **full}, {"id": ids[1]}, {"id": ids[2], **full, "place": None}, {"id": ids[3], **far}]
+    async with streaming(tmp_path) as stream:
+        await create(stream, TYPES, properties={KEY: "id"})
+        status, answer = await stream.send(json.dumps(posted).encode())
+        assert status == 200, answer
+        expected = [dict.fromkeys([field.name for field in TYPES.fields]) | row for row in posted]
+        answer = await get(stream, *ids[::-1])
+        assert answer == {"rows": expected[::-1], "missing": []}
+        client = SeamarkClient(stream.server.url)
+        rows = await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [UUID(ids[0])]))
+        (row,) = rows.to_pylist()
+        assert (row["price"], row["day"]) == (decimal.Decimal("-12.30"), datetime.date(2026, 1, 31))
+        for key in ({"day": datetime.date(2026, 1, 31)}, {"data": b"\x00\xff"}, {"price": decimal.Decimal("-12.30")}):
+            found = await asyncio.to_thread(lambda key=key: seamark.get_rows(client, "db.t", [key], columns=["x"]))
+            assert found.num_rows == 2, key
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
+async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path, seed: int) -> None:
+    rng = Random(seed)
+    expected: dict[int, str] = {}
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={KEY: "id", "format-version": rng.choice("23")})
+        client = SeamarkClient(stream.server.url)
+        if rng.random() < 0.6:
+            index = {"kind": "record", "columns": ["id"]}
+            async with stream.server.http.put(
+                f"{stream.server.url}/api/v1/tables/db/t/indexes/r", json=index
+            ) as answer:
+                assert answer.status in (200, 201), await answer.text()
+        for turn in range(12):
+            chosen = rng.sample(range(20), rng.randint(1, 6))
+            match rng.choice(("post", "post", "delete", "flush", "upsert")):
+                case "post":
+                    await stream.post(*({"id": key, "name": f"{turn}.{key}"} for key in chosen))
+                    expected |= {key: f"{turn}.{key}" for key in chosen}
+                case "delete":
+                    await stream.post(*({"id": key, "_op": "delete"} for key in chosen))
+                    expected = {key: name for key, name in expected.items() if key not in chosen}
+                case "flush" if stream.server.components.streams.tables:
+                    await stream.flush()
+                case "upsert" if expected:
+                    rows = pa.table({"id": pa.array(chosen, pa.int64()), "name": [f"{turn}.{key}" for key in chosen]})
+                    await asyncio.to_thread(seamark.upsert, client, "db.t", rows, keys=["id"])
+                    expected |= {key: f"{turn}.{key}" for key in chosen}
+            asked = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
+            answer = await get(stream, *asked, select=["id", "name"])
+            firsts = list(dict.fromkeys(asked))
+            assert answer == {
+                "rows": [{"id": key, "name": expected[key]} for key in firsts if key in expected],
+                "missing": [asked.index(key) for key in firsts if key not in expected],
+            }
