@@ -389,7 +389,7 @@ class _ClientScan:
         """Start a long plan and return its id; return None if the plan should be answered synchronously."""
         if not self._dialect.polls:
             return None
-        undecoded = await self._app[COMPONENTS].planner.entries_to_decode(bound_scan)
+        undecoded = await self._app[COMPONENTS].planner.entries_to_decode(bound_scan, self._entry)
         if undecoded <= self._app[COMPONENTS].settings.plan_async_files:
             return None
         pending = self._app[PENDING]

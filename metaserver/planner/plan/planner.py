@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -329,10 +329,16 @@ class Planner:
         self._views.evict_over_budget(prepared)
         return key
 
-    async def entries_to_decode(self, bound_scan: BoundScan) -> int:
-        """Estimate how many manifest entries must be decoded before the plan can begin. 0 if all are in memory."""
+    async def entries_to_decode(self, bound_scan: BoundScan, entry: Entry | None = None) -> int:
+        """Estimate how many manifest entries must be decoded before the plan can begin. 0 if all are in memory.
+
+        Raises:
+            Corrupt, Forbidden: See `plan`.
+        """
         if bound_scan.view_key in self._views:
             return 0
+        metadata = bound_scan.metadata
+        await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
         manifests = await self._lists.manifests(bound_scan)
         chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.select(bound_scan))]
         return sum(count_entries(manifest) for manifest in self._blocks.missing(chosen))
@@ -374,19 +380,29 @@ class Planner:
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
         if cached is None:
-            await self._location_checker.check_paths(uuid, metadata, lists)
-            cached = await self._load_view(bound_scan, whole=whole)
+            check_paths = partial(self._location_checker.check_paths, uuid, metadata)
+            await check_paths(lists)
+            cached = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
         if key not in cached.checked:  # The cached view is shared by all tables that name the lists.
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
 
-    async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
+    async def _load_view(
+        self,
+        bound_scan: BoundScan,
+        *,
+        whole: bool = False,
+        check_paths: Callable[[Iterable[str]], Awaitable[object]] | None = None,
+    ) -> CachedView:
         """Load the snapshot's view, which is not in memory.
 
-        If `whole` is False, the view has only the manifests that the filter needs. If it is True, the view has all
-        manifests.
+        Args:
+            bound_scan: The scan.
+            whole: Whether the view has all manifests. Otherwise it has only the manifests that the filter needs.
+            check_paths: Called with the paths of the manifests before they are read. The error of a manifest in
+                another table's location would tell whether that manifest exists, and how long it is.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
@@ -402,10 +418,13 @@ class Planner:
             cached = self._views.get(made_key)
             if cached is not None:
                 return cached
+        chosen = [data[ordinal] for ordinal in ordinals]
+        deletes = manifests.deletes
+        if check_paths is not None:
+            # Concurrent requests of several tables share `load`, so each request checks the paths for its own table.
+            await check_paths([manifest.manifest_path for manifest in (*chosen, *deletes)])
 
         async def load() -> CachedView:
-            chosen = [data[ordinal] for ordinal in ordinals]
-            deletes = manifests.deletes
             shared_blocks = self._views.find_shared_blocks(chosen)
             missing = [manifest for manifest, block in zip(chosen, shared_blocks, strict=True) if block is None]
             loaded = await self._blocks.load([*missing, *deletes])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, set_properties
-from tests.api.plans.planned import KINDS, STYLE, file_of
+from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, file_of
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, list_bytes, manifest_bytes
 from tests.server.rig import running
@@ -39,8 +40,11 @@ class Lake:
         self._api = api
         self._secrets = secrets
 
-    async def __call__(self, who: str, method: str, path: str, body: Any = None) -> Answer:
-        return await self._api(method, path, body, headers={"Authorization": f"Bearer {self._secrets[who]}"})
+    async def __call__(
+        self, who: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        sent = {"Authorization": f"Bearer {self._secrets[who]}", **(headers or {})}
+        return await self._api(method, path, body, headers=sent)
 
     @property
     def planner(self) -> Planner:
@@ -68,6 +72,11 @@ class Lake:
         assert (await self("root", "POST", "/v1/namespaces/mine/register", body)).status == 200
         self._api.server.components.catalog.documents.cache.clear()
         return path, created["metadata"]
+
+    def overwrite_metadata(self, path: Path, metadata: dict[str, Any]) -> None:
+        """Replace a metadata file, and make the server read it again."""
+        path.write_text(json.dumps(metadata))
+        self._api.server.components.catalog.documents.cache.clear()
 
     async def plan(self, who: str, namespace: str) -> Answer:
         return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
@@ -229,6 +238,41 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
         answer = await lake("wendy", "GET", f"/api/v1/tables/mine/t/{route}")
         assert SECRET not in answer.raw.decode(), route
     assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
+
+
+async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: Lake) -> None:
+    """The error of a damaged, a short or a missing file would tell what the other table's folder contains.
+
+    For clients that poll, such as Java's, the server reads the manifest list before it plans.
+    """
+    theirs = (await lake.folder("theirs")) / "metadata"
+    path, own = await lake.table_of_another_catalog()
+    secret = file_of(f"file://{theirs.parent}/data/{SECRET}.parquet", 1, 9)
+    held = manifest(theirs / "m.avro", [secret], 1, write=False)
+    longer = replace(held, length=held.length + 1000)
+    missing = manifest(theirs / "missing.avro", [secret], 1, write=False)
+    damaged = manifest(theirs / "damaged.avro", [secret], 1)
+    (theirs / "damaged.avro").write_bytes(b"x" * damaged.length)
+    lists = [f"file://{theirs}/{name}.avro" for name in ("snap", "damaged", "missing")]
+    for number, listed in enumerate((held, longer, damaged, missing, replace(missing, content=1))):
+        lists.append(manifest_list(path.with_name(f"l{number}.avro"), [listed]))
+    answers = set()
+    for location in lists:
+        snapshot = {
+            "snapshot-id": 7,
+            "sequence-number": 1,
+            "timestamp-ms": own["last-updated-ms"] + 1,
+            "manifest-list": location,
+            "summary": {"operation": "append"},
+            "schema-id": 0,
+        }
+        refs = {"main": {"type": "branch", "snapshot-id": 7}}
+        forged = {**own, "snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1, "refs": refs}
+        lake.overwrite_metadata(path, forged)
+        for client in (PYICEBERG, JAVA):
+            answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {}, client)
+            answers.add((answer.status, *answer.error[1:]))
+    assert [(status, kind) for status, kind, _ in answers] == [(403, "ForbiddenException")], answers
 
 
 async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: Lake) -> None:

@@ -32,7 +32,7 @@ class Slow:
             self.made += 1
             return await plan(planner, bound_scan, entry)
 
-        async def says(planner: Planner, bound_scan: BoundScan) -> int:
+        async def says(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
             return undecoded
 
         monkeypatch.setattr(Planner, "plan", waits)
