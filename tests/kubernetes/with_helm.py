@@ -46,7 +46,7 @@ def test_committed_manifests_are_those_that_helm_renders(case: str) -> None:
         ([*_SECRETS, "settings.auth=none"], "needs logins"),
         ([*_SECRETS, "home.persistence.enabled=true"], "A claim of the home folder is for one server"),
         ([*_SECRETS, "trinoProxy.enabled=true"], "trinoProxy.trino is empty"),
-        (["settings.wrkers=2"], "additional properties 'wrkers' not allowed"),
+        (["settings.worker=2"], "additional properties 'worker' not allowed"),
         (["settings.database=sqlite:///x"], "additional properties 'database' not allowed"),
         (["settings.auth=basic"], "value must be one of"),
         (["replicas=0"], "minimum"),
