@@ -16,7 +16,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi helm sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -25,7 +25,8 @@ help:
 	@echo "make lint      ruff, mypy, import-linter, tests/style;  make bench      the measurements"
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark_client-*.whl and dist/seamark-*.whl (the server), which need no compiler to install"
-	@echo "make docs      the documentation site in .cache/site/html"
+	@echo "make docs      the documentation site in .cache/site/html;  make sbom      dist/seamark.cdx.json, the packages of the server"
+	@echo "make helm      the manifests of the Helm chart anew, and its tests (builds helm, needs Go and npm)"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
 venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
@@ -128,6 +129,32 @@ $(CACHE)/hudi.stamp:
 	$(CACHE)/hudi/venv/bin/pip install -qq --disable-pip-version-check pyspark==3.5.7
 	$(MVN) org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=$(HUDI) -DoutputDirectory=$(CURDIR)/$(CACHE)/hudi/jars
 	@touch $@
+
+# The manifests of the Helm chart in tests/kubernetes/rendered, and the tests that run helm itself. `make test` checks the
+# manifests without helm.
+HELM := helm.sh/helm/v4/cmd/helm@v4.3.1
+MONITORING := @kubernetes-models/prometheus-operator@6.0.0
+helm: venv $(CACHE)/helm.stamp
+	$(PY) -m tests.kubernetes.chart $(CACHE)/bin/helm
+	$(PYTEST) -n 0 -q tests/kubernetes
+	$(PYTEST) -n 0 -q tests/kubernetes/with_helm.py
+$(CACHE)/helm.stamp:
+	@command -v go >/dev/null || { echo "helm is built by Go 1.26 or newer: install it from https://go.dev/dl" >&2; exit 1; }
+	@command -v npm >/dev/null || { echo "The schemas of the Prometheus Operator come from npm: apt-get install npm" >&2; exit 1; }
+	@echo "Building helm (three minutes)"
+	@mkdir -p $(CACHE)/helm && GOBIN=$(CURDIR)/$(CACHE)/bin go install $(HELM)
+	npm install --prefix $(CACHE)/helm --ignore-scripts --no-audit --no-fund --loglevel=error $(MONITORING)
+	@touch $@
+
+# The server's packages at their locked versions, as a CycloneDX document.
+CYCLONEDX := cyclonedx-bom==7.5.0
+sbom: venv $(CACHE)/sbom/venv/bin/cyclonedx-py
+	@mkdir -p dist
+	$(PY) deploy/sbom/server_requirements.py > $(CACHE)/sbom/requirements.txt
+	$(CACHE)/sbom/venv/bin/cyclonedx-py requirements $(CACHE)/sbom/requirements.txt --pyproject pyproject.toml --mc-type application --output-reproducible --spec-version 1.6 --of JSON -o dist/seamark.cdx.json
+$(CACHE)/sbom/venv/bin/cyclonedx-py:
+	@mkdir -p $(CACHE)/sbom
+	@$(PYTHON) -m venv $(CACHE)/sbom/venv && $(CACHE)/sbom/venv/bin/pip install -qq --disable-pip-version-check $(CYCLONEDX)
 
 lint: venv
 	.venv/bin/ruff check .

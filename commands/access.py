@@ -27,7 +27,7 @@ from seamark.commands.terminal import escape_for_terminal, print_json, print_res
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
-from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
+from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
@@ -69,6 +69,12 @@ def grant() -> None:
 @click.option(
     "--expires-in", metavar="TIME", help="The lifetime, such as 12h, 30d or 1y. Default: the token never expires."
 )
+@click.option(
+    "--from-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the token: smk_ and 43 or more letters, digits, - and _. If this token exists, also revoked, "
+    "nothing changes. The command does not print it. Default: a random token.",
+)
 @json_option
 @_where
 def create(
@@ -76,6 +82,7 @@ def create(
     role: str | None,
     namespaces: tuple[str, ...],
     expires_in: str | None,
+    from_file: Path | None,
     as_json: bool,
     config: Path | None,
     **flags: Any,
@@ -90,11 +97,15 @@ def create(
         raise click.UsageError("--namespace requires --role")
     ttl_s = None if expires_in is None else parse_duration(expires_in, "--expires-in")
 
+    def make_grants() -> list[Grant] | None:
+        return None if role is None else [make_grant(name, role, path) for path in _paths(namespaces)]
+
+    if from_file is not None:
+        _create_from_file(name, ttl_s, make_grants, from_file, config, flags, as_json=as_json)
+        return
+
     async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
-        requested = None
-        if role is not None:
-            requested = [make_grant(name, role, path) for path in _paths(namespaces)]
-        secret = await create_token(store, clock, name, ttl_s, requested)
+        secret = await create_token(store, clock, name, ttl_s, make_grants())
         await _audit(store, clock, "createToken", name)
         return secret, await store.grants(name)
 
@@ -105,6 +116,34 @@ def create(
     click.echo(secret)
     may = "; ".join(_describe_grant(grant) for grant in grants) or "nothing yet: see seamark grant add"
     click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
+
+
+def _create_from_file(
+    name: str,
+    ttl_s: int | None,
+    make_grants: Callable[[], list[Grant] | None],
+    path: Path,
+    config: Path | None,
+    flags: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Create the token in the file `path`, unless it exists."""
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise click.ClickException(escape_for_terminal(f"Cannot read the token in {path}: {reason}")) from None
+
+    async def work(store: PointerStore, clock: Clock) -> bool:
+        is_new = await ensure_token(store, clock, name, ttl_s, make_grants(), secret)
+        if is_new:
+            await _audit(store, clock, "createToken", name)
+        return is_new
+
+    is_new = _run(config, flags, work)
+    sentence = f"Created {name}" if is_new else f"The token {name} exists; nothing changed"
+    print_result({"name": name, "created": is_new}, sentence, as_json=as_json)
 
 
 @token.command("list")

@@ -1,7 +1,7 @@
 """Generates reference pages: `python -m seamark.commands.reference` in the checkout.
 
-docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A
-test compares both with the committed files.
+docs/reference/settings.md and the settings in the Helm chart's values.schema.json are generated from `Settings`,
+docs/reference/openapi.json from the routes. Tests compare them with the committed files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.openapi import build_document
 from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+_CHECKOUT = Path(__file__).resolve().parents[1]
+REFERENCE = _CHECKOUT / "docs" / "reference"
+CHART_SCHEMA = _CHECKOUT / "deploy" / "helm" / "seamark" / "values.schema.json"
+_SET_BY_CHART = {
+    *("home", "host", "port", "tls_cert", "tls_key", "peer_address", "stream_log", "stream_log_client_properties"),
+    *("event_kafka_client_properties", "event_nats_credentials"),
+}
+"""Settings that the templates of the Helm chart set."""
+_JSON_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (tuple, "array"),
+    (str, "string"),
+)
 
 _HEAD = """# Settings
 
@@ -48,6 +62,31 @@ def settings_page() -> str:
             parts.append(f"- {bounds}\n")
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
+
+
+def chart_schema(text: str) -> str:
+    """Return the text of the chart's values.schema.json with the present settings of the server.
+
+    The schema has no secret settings, because the chart reads them from Kubernetes' secrets.
+    """
+    schema = msgspec.json.decode(text)
+    schema["properties"]["settings"]["properties"] = {
+        name: _json_schema(field.default, field.metadata)
+        for name, field in FIELDS.items()
+        if not field.metadata["secret"] and name not in _SET_BY_CHART
+    }
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+
+
+def _json_schema(default: Any, metadata: Any) -> dict[str, Any]:
+    """Return the JSON schema of a setting."""
+    schema: dict[str, Any] = {"type": next(name for kind, name in _JSON_TYPES if isinstance(default, kind))}
+    if schema["type"] == "array":
+        schema["items"] = {"type": "string"}
+    if metadata["choices"]:
+        schema.get("items", schema)["enum"] = list(metadata["choices"])
+    limits = {"minimum": metadata["minimum"], "maximum": metadata["maximum"]}
+    return schema | {key: limit for key, limit in limits.items() if limit is not None}
 
 
 def openapi_document() -> str:
@@ -82,3 +121,4 @@ def write(folder: Path) -> None:
 
 if __name__ == "__main__":
     write(REFERENCE)
+    CHART_SCHEMA.write_text(chart_schema(CHART_SCHEMA.read_text()))

@@ -81,8 +81,8 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.streams import open_streams
+from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
-from seamark.metaserver.timeline.webhooks import open_webhooks
 
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers
@@ -193,8 +193,8 @@ async def open_components(
             certificate=certificate,
             drain=drain,
         )
-        holder, failed = make_holder_name(clock), components.metrics.load.webhook_failures.inc
-        await enter(open_webhooks(settings, store, timeline, clock, holder=holder, on_failure=failed))
+        holder, observer = make_holder_name(clock), components.metrics.events
+        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
             await enter(run_in_background("column usage", catalog.column_usage.run))

@@ -11,11 +11,12 @@ they replace the grants of the name, so that a new token never inherits more tha
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.access.principal import check_token_name, make_grant
 from seamark.metaserver.store.model import AccessToken, Grant
 from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
@@ -24,6 +25,8 @@ from seamark.metaserver.store.port import PointerStore
 PREFIX = "smk_"
 """The prefix by which secret scanners and people recognise a leaked token."""
 SECRET_BYTES = 32
+_SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43,200}}")
+"""The form of a secret. 43 characters of base64 have the 256 bits that the digest without a salt needs."""
 TTL_S_MAX = 100 * 366 * 86400
 
 
@@ -37,12 +40,18 @@ def is_live(token: AccessToken, now_ms: int) -> bool:
 
 
 async def create_token(
-    store: PointerStore, clock: Clock, name: str, ttl_s: int | None, grants: Sequence[Grant] | None
+    store: PointerStore,
+    clock: Clock,
+    name: str,
+    ttl_s: int | None,
+    grants: Sequence[Grant] | None,
+    *,
+    secret: str | None = None,
 ) -> str:
     """Return the secret of a new token, which cannot be shown again.
 
     Token and grants are saved in one transaction. If `ttl_s` is None, the token has no expiry. If `grants` is
-    None, the name keeps its grants; otherwise they are replaced.
+    None, the name keeps its grants; otherwise they are replaced. If `secret` is None, the secret is random.
 
     Raises:
         BadRequest: A name or a role is invalid.
@@ -51,7 +60,13 @@ async def create_token(
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
         raise BadRequest(f"The lifetime is {ttl_s} seconds; it must be 1 to {TTL_S_MAX}, or absent for no expiry")
-    secret = PREFIX + to_base64url(clock.random_bytes(SECRET_BYTES))
+    if secret is None:
+        secret = PREFIX + to_base64url(clock.random_bytes(SECRET_BYTES))
+    elif not _SECRET.fullmatch(secret):
+        raise BadRequest(
+            f"The token must be {PREFIX} and 43 to 200 letters, digits, - and _, from 32 random bytes or more; "
+            f"the text has {len(secret)} characters"
+        )
     now_ms = clock.now_ms()
     token = AccessToken(
         id=str(clock.uuid7()),
@@ -71,6 +86,37 @@ async def create_token(
     except NotFound:
         raise CommitConflict(f"The grants of {name} were changed by another request; try again") from None
     return secret
+
+
+async def ensure_token(
+    store: PointerStore, clock: Clock, name: str, ttl_s: int | None, grants: Sequence[Grant] | None, secret: str
+) -> bool:
+    """Create a token with a secret that the caller has chosen, unless a token with this name and secret exists.
+
+    An existing token does not change, even if it is revoked or expired: a repeat does not undo a revocation.
+
+    Returns:
+        Whether the token was created.
+
+    Raises:
+        BadRequest: The name, a role or the secret is invalid.
+        AlreadyExists: A live token with another secret has the name.
+    """
+    if await _exists(store, name, secret):
+        return False
+    try:
+        await create_token(store, clock, name, ttl_s, grants, secret=secret)
+    except (AlreadyExists, CommitConflict):
+        # Another process may have created this token at the same time.
+        if await _exists(store, name, secret):
+            return False
+        raise
+    return True
+
+
+async def _exists(store: PointerStore, name: str, secret: str) -> bool:
+    digest = digest_of(secret)
+    return any(token.name == name and token.digest == digest for token in await store.tokens())
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:

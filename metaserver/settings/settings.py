@@ -440,6 +440,26 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
         (), "URLs that receive every instant as a CloudEvent (HTTP POST).", secret=True, schemes=("http", "https")
     )
     webhook_secret: str = setting("", "Key of the HMAC-SHA256 signature on webhook bodies.", secret=True)
+    event_kafka: str = setting(
+        "",
+        "Topic of Apache Kafka that receives every instant as a CloudEvent: kafka://host:port[,host:port]/topic. The "
+        "topic must exist. Empty: none.",
+        schemes=("kafka",),
+    )
+    event_kafka_client_properties: str = setting(
+        "",
+        "A file with further properties of the Kafka client of event_kafka, one name=value on each line, such as "
+        "those of TLS and SASL.",
+    )
+    event_nats: str = setting(
+        "",
+        "Subject of NATS JetStream that receives every instant as a CloudEvent: "
+        "nats://[user:password@]host:port[,host:port]/subject, or tls://…. A stream must have the subjects subject.>. "
+        "Empty: none.",
+        secret=True,
+        schemes=("nats", "tls"),
+    )
+    event_nats_credentials: str = setting("", "File of the credentials of the NATS user (.creds). Empty: none.")
 
     log_level: str = setting("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(

@@ -1,1 +1,1 @@
-"""The timeline: a log of instants. Clients read, watch and archive it, and webhooks receive it."""
+"""The timeline: a log of instants. Clients read, watch and archive it. Webhooks, Kafka and NATS receive its events."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from seamark.commands.main import cli
 from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.settings.settings import Settings
@@ -93,6 +95,40 @@ def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     assert secret not in stdout
     lines = seamark(tmp_path, "grant", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
+
+
+def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_path: Path) -> None:
+    file, secret = tmp_path / "token", f"smk_{'a' * 43}"
+    file.write_text(f"{secret}\n")
+    home = tmp_path / "home"
+    create = ("token", "create", "ann", "--role", "writer", "--from-file", str(file))
+    assert seamark(home, *create).stdout == "Created ann\n"
+    assert who_is(home, secret).grants == (Grant("ann", "writer", ()),)
+    seamark(home, "grant", "remove", "ann", "writer")
+    assert seamark(home, *create).stdout == "The token ann exists; nothing changed\n"
+    assert who_is(home, secret).grants == ()
+    seamark(home, "token", "revoke", "ann")
+    assert json.loads(seamark(home, *create, "--json").stdout) == {"name": "ann", "created": False}
+    with pytest.raises(Unauthenticated):
+        who_is(home, secret)
+    file.write_text(f"smk_{'b' * 43}")
+    assert seamark(home, *create).exit_code == 0
+    file.write_text(secret.replace("a", "c"))
+    refused = seamark(home, *create)
+    assert (refused.exit_code, "already" in refused.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"smk_short", "43 to 200 letters"), (b"", "43 to 200 letters"), (b"\xff", "not UTF-8"), (None, "No such file")],
+)
+def test_file_without_a_strong_token_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    refused = seamark(tmp_path / "home", "token", "create", "ann", "--from-file", str(file))
+    assert refused.exit_code == 1
+    assert message in refused.stderr
 
 
 def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:

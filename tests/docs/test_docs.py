@@ -162,7 +162,7 @@ def _commands() -> list[tuple[str, list[str]]]:
             for line in block.text.replace("\\\n", " ").splitlines():
                 for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
                     words = shlex.split(part)
-                    if words and not line.lstrip().startswith(("#", "docker", "kubectl")):
+                    if words and not line.lstrip().startswith(("#", "docker", "helm", "kubectl")):
                         results.append((f"{page}:{block.line}", words))
     return results
 

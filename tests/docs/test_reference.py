@@ -13,7 +13,7 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.openapi import build_document
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
-from seamark.metaserver.timeline.webhooks import InstantAnswer, cloud_event
+from seamark.metaserver.timeline.events import InstantAnswer, cloud_event
 from tests.api.rest.standard import operations
 from tests.docs.pages import REPO, Page
 from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, served_operations, services_page

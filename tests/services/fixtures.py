@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.observability import logs
 from tests.services import fork_server
 from tests.services.java import java_fixture
 from tests.services.memory import folder_in_memory
+from tests.services.nats import Nats, nats_server
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server
 from tests.services.seamark import Seamark
@@ -108,6 +109,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
     with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
+    """A server of NATS with JetStream."""
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

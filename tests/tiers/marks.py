@@ -41,7 +41,7 @@ FILES = {
     **dict.fromkeys(("packaging/test_imports.py", "packaging/test_lock.py", "packaging/test_wheel.py"), "server"),
 }
 FIXTURES = {
-    **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
+    **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket", "nats"), "server"),
     **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java", "kafka"), "engines"),
 }
 PROGRAMS = {"chromium", "java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}

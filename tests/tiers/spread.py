@@ -30,7 +30,12 @@ UNITS = {
         "tests/gateway/test_engines.py::test_spark_",
         "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
-    "Kafka": ("tests/log/test_kafka.py", "tests/streams/test_fleet.py", "tests/streams/test_kafka_chaos.py"),
+    "Kafka": (
+        "tests/log/test_kafka.py",
+        "tests/streams/test_fleet.py",
+        "tests/streams/test_kafka_chaos.py",
+        "tests/timeline/test_kafka_events.py",
+    ),
     "Java's planner": (
         "tests/planner/test_oracle.py",
         "tests/planner/test_lake.py",

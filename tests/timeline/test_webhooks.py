@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.timeline import webhooks
+from seamark.metaserver.timeline import delivery
 from tests.server.rig import Running, running
 
 SECRET = "receiver and server know it"
@@ -78,7 +78,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhooks, "LEASE_S", 3.0)
+    monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
 async def record(server: Running, names: str) -> None:

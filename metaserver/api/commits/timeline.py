@@ -26,8 +26,8 @@ from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
+from seamark.metaserver.timeline.events import InstantAnswer
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
-from seamark.metaserver.timeline.webhooks import InstantAnswer
 
 _log = structlog.get_logger("seamark.timeline")
 _STATES = frozenset(state.value for state in InstantState)

@@ -52,17 +52,28 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
     Raises:
         ConfigError: A setting is invalid; the message names it.
     """
-    servers, _, prefix = text.removeprefix(SCHEME).partition("/")
-    addresses = servers.split(",")
-    if not text.startswith(SCHEME) or not all(_is_address(address) for address in addresses):
-        raise ConfigError(f"stream_log is {text!r}; give kafka://host:port[,host:port]/prefix, or leave it empty")
+    servers, prefix = split_servers("stream_log", text, "kafka://host:port[,host:port]/prefix")
     if not prefix or len(prefix) > _PREFIX_CHARS_MAX or not _NAME_CHARS.issuperset(prefix):
         raise ConfigError(
             f"stream_log has the prefix {prefix!r}; the names of its topics begin with 1 to {_PREFIX_CHARS_MAX} "
             "letters, digits, . and -, such as kafka://host:9092/seamark"
         )
-    properties = _read_properties(Path(properties_file)) if properties_file else {}
+    properties = {}
+    if properties_file:
+        properties = read_properties("stream_log_client_properties", Path(properties_file), "the log")
     return KafkaAddress(servers=servers, prefix=prefix, properties=properties)
+
+
+def split_servers(setting: str, text: str, form: str) -> tuple[str, str]:
+    """Return the addresses of the servers in a URL of Kafka, and its path.
+
+    Raises:
+        ConfigError: The URL has another form; the message names the setting.
+    """
+    servers, _, path = text.removeprefix(SCHEME).partition("/")
+    if not text.startswith(SCHEME) or not all(_is_address(address) for address in servers.split(",")):
+        raise ConfigError(f"{setting} is {text!r}; give {form}, or leave it empty")
+    return servers, path
 
 
 def _is_address(address: str) -> bool:
@@ -70,26 +81,31 @@ def _is_address(address: str) -> bool:
     return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
 
 
-def _read_properties(path: Path) -> dict[str, str]:
+def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
     """Return the properties of a file with lines name=value.
 
+    Args:
+        setting: The setting that names the file, for messages.
+        path: The file.
+        owner: What sets the other properties, for messages.
+
     Raises:
-        ConfigError: The file cannot be read, or has a property that the log sets itself.
+        ConfigError: The file cannot be read, or has a property that the owner sets itself.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"stream_log_client_properties: the file {path} cannot be read: {error}") from None
+        raise ConfigError(f"{setting}: the file {path} cannot be read: {error}") from None
     properties: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, separator, value = (part.strip() for part in line.partition("="))
         if not separator:
-            raise ConfigError(f"stream_log_client_properties: line {number} of {path} is not name=value")
+            raise ConfigError(f"{setting}: line {number} of {path} is not name=value")
         if not name.startswith(_PROPERTIES):
             raise ConfigError(
-                f"stream_log_client_properties: {path} sets {name}, which the log sets itself; the file may have "
+                f"{setting}: {path} sets {name}, which {owner} sets itself; the file may have "
                 f"properties that begin with {', '.join(_PROPERTIES)}"
             )
         properties[name] = value

@@ -394,20 +394,43 @@ class StreamMetrics:
 
 
 class LoadMetrics:
-    """The work that waits in the worker: its event loop, the store's writer, watchers, webhooks."""
+    """The work that waits in the worker: its event loop, the store's writer, watchers."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._queue = make.gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self._watchers = make.gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
         self._lag = make.gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
-        self.webhook_failures = make.counter(
-            "seamark_webhook_failures", "Deliveries that failed and will be tried again."
-        )
 
     def sample(self, lag_s: float, watchers: int, transacting: int) -> None:
         self._lag.set(max(0.0, lag_s))
         self._watchers.set(watchers)
         self._queue.set(transacting)
+
+
+class EventMetrics:
+    """The delivery of events to webhooks, Kafka and NATS. Implements `DeliveryObserver`."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._webhook_failures = make.counter(
+            "seamark_webhook_failures", "Deliveries to webhooks that failed and will be tried again."
+        )
+        self._failures = make.counter(
+            "seamark_event_failures", "Deliveries of events that failed and will be tried again.", "target"
+        )
+        self._lag = make.gauge(
+            "seamark_event_lag_seconds", "Age of the oldest event that a target waits for.", "target", mode="livemax"
+        )
+        self._lags: dict[str, dict[str, float]] = {}
+
+    def delivery_failed(self, kind: str) -> None:
+        self._failures.labels(kind).inc()
+        if kind == "webhook":
+            self._webhook_failures.inc()
+
+    def delivery_lags(self, kind: str, name: str, seconds: float) -> None:
+        lags = self._lags.setdefault(kind, {})
+        lags[name] = seconds
+        self._lag.labels(kind).set(max(lags.values()))
 
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -433,6 +456,7 @@ class ServerMetrics:
         self.gateway_cache = GatewayCacheMetrics(make)
         self.streams = StreamMetrics(make)
         self.load = LoadMetrics(make)
+        self.events = EventMetrics(make)
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request.

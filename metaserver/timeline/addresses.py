@@ -1,0 +1,97 @@
+"""The places of events in Kafka and NATS: from settings, without the client libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.log.kafka.address import read_properties, split_servers
+from seamark.metaserver.settings.settings import redact_url
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_SUBJECT_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTopic:
+    """A topic of Kafka.
+
+    Attributes:
+        servers: The addresses host:port, comma-separated.
+        topic: The name of the topic, which exists.
+        properties: Further properties of the client, such as those of TLS and SASL.
+    """
+
+    servers: str
+    topic: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSubject:
+    """A subject of NATS.
+
+    Attributes:
+        servers: The URLs of the servers, which may have a user and a password.
+        subject: The beginning of the subjects of events.
+        credentials: The file of the user's credentials, or empty.
+        shown: The address for logs, without a password.
+    """
+
+    servers: tuple[str, ...] = field(repr=False)
+    subject: str
+    credentials: str
+    shown: str
+
+
+def parse_topic(text: str, properties_file: str) -> EventTopic:
+    """Return the place of events from the settings `event_kafka` and `event_kafka_client_properties`.
+
+    Raises:
+        ConfigError: A setting is invalid; the message names it.
+    """
+    servers, topic = split_servers("event_kafka", text, "kafka://host:port[,host:port]/topic")
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise ConfigError(
+            f"event_kafka has the topic {topic!r}; a topic has 1 to 249 letters, digits, ., _ and -, such as "
+            "kafka://host:9092/seamark-events"
+        )
+    properties = {}
+    if properties_file:
+        properties = read_properties("event_kafka_client_properties", Path(properties_file), "the server")
+    return EventTopic(servers=servers, topic=topic, properties=properties)
+
+
+def parse_subject(text: str, credentials_file: str) -> EventSubject:
+    """Return the place of events from the settings `event_nats` and `event_nats_credentials`.
+
+    Raises:
+        ConfigError: A setting is invalid; the message names it, without the password.
+    """
+    scheme, _, rest = text.partition("://")
+    authorities, _, subject = rest.partition("/")
+    servers = tuple(f"{scheme}://{authority}" for authority in authorities.split(","))
+    if not all(_is_server(server) for server in servers):
+        raise ConfigError("event_nats is invalid; give nats://[user:password@]host:port[,host:port]/subject")
+    if not _SUBJECT.fullmatch(subject) or len(subject) > _SUBJECT_CHARS_MAX:
+        raise ConfigError(
+            f"event_nats has the subject {subject!r}; give words of letters, digits, _ and - with dots between them, "
+            f"at most {_SUBJECT_CHARS_MAX} characters, such as nats://host:4222/seamark"
+        )
+    if credentials_file and not Path(credentials_file).is_file():
+        raise ConfigError(f"event_nats_credentials: there is no file {credentials_file}")
+    shown = ",".join(redact_url(server) for server in servers)
+    return EventSubject(servers=servers, subject=subject, credentials=credentials_file, shown=f"{shown}/{subject}")
+
+
+def _is_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("nats", "tls") and bool(parts.hostname and parts.port)
+    except ValueError:
+        return False

@@ -1,0 +1,85 @@
+"""CloudEvents of instants (version 1.0, structured mode, JSON), as all targets receive them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.decoding import from_attributes
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState
+
+CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event as a target sends it.
+
+    Attributes:
+        instant: The instant that the event describes.
+        body: The CloudEvent in JSON.
+    """
+
+    instant: Instant
+    body: bytes
+
+    @property
+    def id(self) -> str:
+        """The position of the instant, which no other instant has."""
+        assert self.instant.position is not None
+        return self.instant.position
+
+    @property
+    def key(self) -> str:
+        """The same text for all events of a table, view or function, also after a rename."""
+        return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
+
+
+def make_event(instant: Instant, source: str) -> Event:
+    """Return the event of an instant. `source` identifies the catalog."""
+    return Event(instant, encode_json(cloud_event(instant, source)))
+
+
+def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
+    """Return the event for one state of an instant.
+
+    `source` identifies the catalog.
+    """
+    at_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": instant.position,
+        "source": source,
+        "type": f"io.seamark.{instant.kind.value}.{instant.action}.{instant.state.value}",
+        "time": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+        "data": from_attributes(instant, InstantAnswer),
+    }
+    subject = "/".join(part for part in (*instant.namespace, instant.name) if part)
+    return {**event, "subject": subject} if subject else event
+
+
+class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """An instant in the form of answers and events.
+
+    It has no fingerprint, which is internal.
+    """
+
+    id: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
+    position: Annotated[str, msgspec.Meta(description="Opaque; pass it as `since` to continue from here.")]
+    action: Annotated[str, msgspec.Meta(examples=["create", "commit", "drop", "undrop", "purge", "rename"])]
+    state: InstantState
+    kind: EntryKind
+    namespace: list[str]
+    name: str
+    uuid: str
+    requested_ms: int
+    completed_ms: int | None
+    who: str
+    snapshot_id: int | None
+    metadata_location: str | None
+    summary: dict[str, Any]

@@ -1,0 +1,76 @@
+"""Opens the targets of events that the settings name, and delivers to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
+from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, Deliverer, DeliveryObserver, EventTarget
+from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.timeline.webhooks import Webhook
+
+if TYPE_CHECKING:
+    from seamark.metaserver.timeline import kafka_target, nats_target
+else:
+    # Servers without these targets do not need their libraries.
+    kafka_target = LazyModule("seamark.metaserver.timeline.kafka_target")
+    nats_target = LazyModule("seamark.metaserver.timeline.nats_target")
+
+
+@asynccontextmanager
+async def open_delivery(
+    settings: Settings,
+    store: PointerStore,
+    timeline: Timeline,
+    clock: Clock,
+    *,
+    holder: str,
+    observer: DeliveryObserver,
+) -> AsyncIterator[None]:
+    """Deliver events to all targets of the settings while the context is active.
+
+    `holder` identifies this worker among all workers on the store.
+
+    Raises:
+        ConfigError: A setting of a target is invalid.
+    """
+    async with AsyncExitStack() as stack:
+        for target in await _open_targets(settings, clock, stack):
+            stack.push_async_callback(target.close)
+            deliverer = Deliverer(
+                target,
+                source=settings.warehouse_uri(),
+                store=store,
+                timeline=timeline,
+                clock=clock,
+                holder=holder,
+                observer=observer,
+            )
+            await stack.enter_async_context(run_in_background(f"events to {target.kind}", deliverer.run))
+        yield
+
+
+async def _open_targets(settings: Settings, clock: Clock, stack: AsyncExitStack) -> list[EventTarget]:
+    targets: list[EventTarget] = []
+    if settings.event_kafka:
+        address = parse_topic(settings.event_kafka, settings.event_kafka_client_properties)
+        targets.append(kafka_target.KafkaTarget(address, clock))
+    if settings.event_nats:
+        subject = parse_subject(settings.event_nats, settings.event_nats_credentials)
+        targets.append(nats_target.NatsTarget(subject))
+    if settings.webhook_urls:
+        timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
+        opened = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+        session = await stack.enter_async_context(opened)
+        urls = dict.fromkeys(settings.webhook_urls)
+        targets += [Webhook(url, settings.webhook_secret, clock, session) for url in urls]
+    return targets

@@ -1,0 +1,87 @@
+"""Tests that need helm. `make helm` builds it and names this file to pytest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.kubernetes.chart import CASES, CHART, RENDERED, read_manifests, render, run_helm
+from tests.services.process import CACHE
+
+HELM = CACHE / "bin" / "helm"
+MONITORING = CACHE / "helm" / "node_modules" / "@kubernetes-models" / "prometheus-operator"
+POSTGRESQL = str(CHART / "ci" / "postgresql.yaml")
+_SECRETS = ["secrets.database.name=db", "secrets.encryptionKey.name=keys", "secrets.firstToken.name=token"]
+_VALIDATE = """
+const [folder, ...manifests] = process.argv.slice(1);
+for (const text of manifests) {
+  const manifest = JSON.parse(text);
+  const models = require(`${folder}/${manifest.apiVersion}`);
+  new models[manifest.kind](manifest).validate();
+}
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_finds_no_fault_in_the_chart(case: str) -> None:
+    result = run_helm(HELM, "lint", "--strict", str(CHART), "-f", str(CHART / "ci" / f"{case}.yaml"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_committed_manifests_are_those_that_helm_renders(case: str) -> None:
+    assert (RENDERED / f"{case}.yaml").read_text() == render(HELM, case)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "The database has no place"),
+        (["home.persistence.enabled=true"], "Several servers need PostgreSQL"),
+        (["secrets.database.name=db"], "set secrets.encryptionKey.name"),
+        (_SECRETS[:2], "set secrets.firstToken.name"),
+        ([*_SECRETS, "settings.workers=1"], "Rows of stream tables"),
+        ([*_SECRETS, "settings.auth=none"], "needs logins"),
+        ([*_SECRETS, "home.persistence.enabled=true"], "A claim of the home folder is for one server"),
+        ([*_SECRETS, "trinoProxy.enabled=true"], "trinoProxy.trino is empty"),
+        (["settings.worker=2"], "additional properties 'worker' not allowed"),
+        (["settings.database=sqlite:///x"], "additional properties 'database' not allowed"),
+        (["settings.auth=basic"], "value must be one of"),
+        (["replicas=0"], "minimum"),
+        (["streamLog=kafka.example"], "does not match pattern"),
+    ],
+)
+def test_chart_refuses_values_with_a_reason(values: list[str], message: str) -> None:
+    arguments = [argument for value in values for argument in ("--set", value)]
+    result = run_helm(HELM, "template", "seamark", str(CHART), *arguments)
+    assert result.returncode == 1
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "is_changed"), [("settings.workers=3", True), ("podLabels.team=data", True), ("replicas=4", False)]
+)
+def test_servers_restart_when_their_settings_change(value: str, is_changed: bool) -> None:
+    arguments = ("template", "seamark", str(CHART), "-f", POSTGRESQL, "-s", "templates/deployment.yaml")
+    before, after = (run_helm(HELM, *arguments, *more).stdout for more in ((), ("--set", value)))
+    _, before_pod = before.split("  template:", 1)
+    _, after_pod = after.split("  template:", 1)
+    assert (before_pod != after_pod) is is_changed
+
+
+def test_monitoring_resources_follow_the_schemas_of_the_prometheus_operator() -> None:
+    manifests = [
+        manifest for manifest in read_manifests("fleet") if manifest["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
+    assert {manifest["kind"] for manifest in manifests} == {"ServiceMonitor", "PrometheusRule"}
+    broken = {**manifests[0], "spec": {"groups": "none", "endpoints": "none"}}
+
+    def validate(*documents: dict[str, object]) -> int:
+        texts = [json.dumps(document) for document in documents]
+        command = ["node", "-e", _VALIDATE, str(MONITORING), *texts]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+    assert validate(*manifests) == 0
+    assert validate(broken) != 0

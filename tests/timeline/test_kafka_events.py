@@ -1,0 +1,135 @@
+"""Tests of events in a topic of Apache Kafka: each instant, in order for each table, through failures of the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.timeline import delivery
+from seamark.metaserver.timeline.addresses import parse_topic
+from tests.server.rig import running
+from tests.services.kafka import Kafka
+from tests.timeline.test_webhooks import record
+from tests.waits import until
+
+PARTITIONS = 3
+
+
+@pytest.fixture(autouse=True)
+def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "LEASE_S", 3.0)
+    monkeypatch.setattr(delivery, "BACKOFF_S_MAX", 1.0)
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> str:
+    """The name of an empty topic with some partitions."""
+    name = f"{kafka.create_prefix()}.events"
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
+    return name
+
+
+def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
+    """Wait for `count` different events, and return all records of the topic, those of a partition in their order."""
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "test", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    records: list[dict[str, Any]] = []
+    deadline_s = time.monotonic() + 60
+    while len({each["event"]["id"] for each in records}) < count and time.monotonic() < deadline_s:
+        for message in consumer.consume(100, 0.2):
+            value = message.value()
+            assert message.error() is None
+            assert value is not None
+            headers = dict(message.headers() or ())
+            event = json.loads(value)
+            records.append({"key": message.key(), "partition": message.partition(), "headers": headers, "event": event})
+    consumer.close()
+    return records
+
+
+def first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the events of each table, each at its first record, in the order of their partition."""
+    tables: dict[str, list[str]] = {}
+    for event in (each["event"] for each in records):
+        positions = tables.setdefault(event["data"]["name"], [])
+        if event["id"] not in positions:
+            positions.append(event["id"])
+    return tables
+
+
+async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path, kafka: Kafka, topic: str) -> None:
+    async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{topic}") as server:
+        await record(server, "abcdef" * 5)
+        records = await asyncio.to_thread(read_topic, kafka, topic, 30)
+    assert len(records) == 30
+    tables = first_positions(records)
+    assert tables.keys() == set("abcdef")
+    assert all(positions == sorted(positions) and len(positions) == 5 for positions in tables.values())
+    partitions = {(each["key"], each["partition"]) for each in records}
+    assert len(partitions) == 6
+    assert {key for key, _ in partitions} == {f"uuid-of-{name}".encode() for name in "abcdef"}
+    assert all(each["headers"]["content-type"].startswith(b"application/cloudevents+json") for each in records)
+    assert {each["event"]["specversion"] for each in records} == {"1.0"}
+
+
+@pytest.mark.slow
+async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
+    name = f"{kafka.create_prefix()}.late"
+    async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
+        await record(server, "ab")
+        metrics = server.components.metrics
+        await until(lambda: b'seamark_event_failures_total{target="kafka"}' in metrics.render())
+        admin = AdminClient({"bootstrap.servers": kafka.address})
+        await asyncio.to_thread(admin.create_topics([NewTopic(name, PARTITIONS)])[name].result, 30)
+        await asyncio.to_thread(read_topic, kafka, name, 2)
+        await asyncio.to_thread(kafka.kill)
+        await record(server, "abab")
+        await asyncio.to_thread(kafka.start)
+        records = await asyncio.to_thread(read_topic, kafka, name, 6)
+    tables = first_positions(records)
+    assert {table: len(positions) for table, positions in tables.items()} == {"a": 3, "b": 3}
+    assert all(positions == sorted(positions) for positions in tables.values())
+
+
+async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kafka: Kafka, topic: str) -> None:
+    setting = f"kafka://{kafka.address}/{topic}"
+    async with running(tmp_path, event_kafka=setting) as survivor:
+        async with running(tmp_path, event_kafka=setting) as other:
+            await record(other, "ab")
+            await record(survivor, "ab")
+            await asyncio.to_thread(read_topic, kafka, topic, 4)
+        await record(survivor, "ab")
+        await asyncio.to_thread(read_topic, kafka, topic, 6)
+    async with running(tmp_path, event_kafka=setting) as server:
+        await record(server, "ab")
+        records = await asyncio.to_thread(read_topic, kafka, topic, 8)
+    tables = first_positions(records)
+    assert {table: len(positions) for table, positions in tables.items()} == {"a": 4, "b": 4}
+    assert all(positions == sorted(positions) for positions in tables.values())
+
+
+@pytest.mark.parametrize(
+    "text", ["kafka://host/topic", "kafka://host:9092", "kafka://host:9092/a/b", "kafka://host:9092/..", "topic"]
+)
+def test_address_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="event_kafka"):
+        parse_topic(text, "")
+
+
+def test_properties_of_the_client_cannot_change_what_delivery_depends_on(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SASL_SSL\n")
+    assert parse_topic("kafka://a:1,b:2/t", str(file)).properties == {"security.protocol": "SASL_SSL"}
+    file.write_text("acks=0\n")
+    with pytest.raises(ConfigError, match="sets acks, which the server sets itself"):
+        parse_topic("kafka://a:1/t", str(file))

@@ -1,0 +1,137 @@
+"""Tests of events in a stream of NATS JetStream: each instant, in order, through failures of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats as nats_client
+import pytest
+from nats.js.client import JetStreamContext
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.timeline import delivery
+from seamark.metaserver.timeline.addresses import parse_subject
+from tests.server.rig import running
+from tests.services.nats import Nats
+from tests.timeline.test_webhooks import record
+from tests.waits import until
+
+
+@pytest.fixture(autouse=True)
+def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "LEASE_S", 3.0)
+
+
+@pytest.fixture
+async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+    """An empty stream of a subject of its own."""
+    client = await nats_client.connect(nats.address)
+    subject = f"s{abs(hash(request.node.nodeid))}"
+    yield Stream(client.jetstream(), nats, subject)
+    await client.close()
+
+
+class Stream:
+    """A stream with the events of a server."""
+
+    def __init__(self, context: JetStreamContext, nats: Nats, subject: str) -> None:
+        self._context = context
+        self.subject = subject
+        self.setting = f"{nats.address}/{subject}"
+
+    async def create(self) -> None:
+        await self._context.add_stream(name=self.subject, subjects=[f"{self.subject}.>"])
+
+    async def count(self) -> int:
+        """Return the number of messages."""
+        return (await self._context.stream_info(self.subject)).state.messages
+
+    async def read(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` messages, and return all of them, with subject, headers and event."""
+        async with asyncio.timeout(60):
+            while await self.count() < count:
+                await asyncio.sleep(0.02)
+        messages = [await self._context.get_msg(self.subject, seq) for seq in range(1, await self.count() + 1)]
+        return [
+            {"subject": message.subject, "headers": message.headers, "event": json.loads(message.data or b"")}
+            for message in messages
+        ]
+
+
+def names_of(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["event"]["data"]["name"] for message in messages]
+
+
+async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: Stream) -> None:
+    await stream.create()
+    async with running(tmp_path, event_nats=stream.setting) as server:
+        await record(server, "ab")
+        await server.record("v", action="create")
+        messages = await stream.read(3)
+    assert names_of(messages) == ["a", "b", "v"]
+    first, last = messages[0], messages[-1]
+    assert first["subject"] == f"{stream.subject}.table.commit"
+    assert last["subject"] == f"{stream.subject}.table.create"
+    assert first["event"]["specversion"] == "1.0"
+    assert first["event"]["type"] == "io.seamark.table.commit.completed"
+    assert first["headers"]["Content-Type"].startswith("application/cloudevents+json")
+    assert first["headers"]["Nats-Msg-Id"] == first["event"]["id"]
+
+
+async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: Stream) -> None:
+    async with running(tmp_path, event_nats=stream.setting) as server:
+        await record(server, "ab")
+        metrics = server.components.metrics
+        await until(lambda: b'seamark_event_failures_total{target="nats"}' in metrics.render())
+        await stream.create()
+        assert names_of(await stream.read(2)) == ["a", "b"]
+
+
+async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
+    tmp_path: Path, stream: Stream, nats: Nats
+) -> None:
+    await stream.create()
+    async with running(tmp_path, event_nats=stream.setting) as server:
+        await record(server, "ab")
+        await stream.read(2)
+        nats.kill()
+        await record(server, "cd")
+        nats.start()
+        client = await nats_client.connect(nats.address)
+        again = Stream(client.jetstream(), nats, stream.subject)
+        assert names_of(await again.read(4)) == ["a", "b", "c", "d"]
+        await client.close()
+
+
+async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: Stream) -> None:
+    await stream.create()
+    async with running(tmp_path, event_nats=stream.setting) as server:
+        await record(server, "ab")
+        await stream.read(2)
+    async with running(tmp_path) as server:
+        await record(server, "cd")
+    async with running(tmp_path, event_nats=stream.setting) as server:
+        await record(server, "e")
+        assert names_of(await stream.read(5)) == list("abcde")
+
+
+@pytest.mark.parametrize(
+    "text", ["nats://host/seamark", "nats://host:4222", "http://host:1/a", "nats://host:4222/a.*", "nats://host:x/a"]
+)
+def test_address_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="event_nats"):
+        parse_subject(text, "")
+
+
+def test_errors_and_logs_do_not_show_the_password() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_subject("nats://ann:secret@host/seamark", "")
+    assert "secret" not in caught.value.message
+    address = parse_subject("nats://ann:secret@host:4222,ann:secret@other:4222/lake.events", "")
+    assert address.servers == ("nats://ann:secret@host:4222", "nats://ann:secret@other:4222")
+    assert address.shown == "nats://ann:***@host:4222,nats://ann:***@other:4222/lake.events"
+    assert "secret" not in repr(address)
