@@ -297,7 +297,7 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
     record = AuditRecord(
         id=record_id,
         at_ms=clock.now_ms(),
-        who=f"cli:{_account()}",
+        who=f"cli:{account_name()}",
         action=action,
         resource=resource,
         outcome="allowed",
@@ -307,7 +307,8 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
     await store.transact([SaveAudit((record,))])
 
 
-def _account() -> str:
+def account_name() -> str:
+    """Return the account of the operating system, for the audit log and the timeline."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # A container may run with a user id that has no name.

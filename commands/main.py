@@ -107,6 +107,24 @@ _COMMANDS = {
     "replicas": DeferredCommand(
         "seamark.commands.maintenance.replicas:replicas", "List the servers that read files through each other."
     ),
+    "backup": DeferredCommand(
+        "seamark.commands.recovery.backup:backup",
+        "Copy the database to FILE, while servers run.",
+        "server",
+    ),
+    "restore": DeferredCommand(
+        "seamark.commands.recovery.restore:restore", "Replace the database with the backup FILE.", "server"
+    ),
+    "rebuild": DeferredCommand(
+        "seamark.commands.recovery.rebuild:rebuild",
+        "Register the tables, views and functions of the warehouse that the database does not have.",
+        "server",
+    ),
+    "migrate": DeferredCommand(
+        "seamark.commands.recovery.migrate:migrate",
+        "Copy the database to another database, such as from SQLite to PostgreSQL.",
+        "server",
+    ),
     "trino-proxy": DeferredCommand(
         "seamark.commands.trino_proxy:trino_proxy",
         "Run a proxy for Trino's clients that prunes the files of their queries.",

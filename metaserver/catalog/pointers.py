@@ -80,6 +80,12 @@ def metadata_location(
     return f"{folder}/{version:05d}-{context.clock.uuid4()}{suffix}"
 
 
+def version_of(location: str) -> int:
+    """Return the number at the start of the name of a metadata file; 0 if it has none."""
+    number = _NUMBER.match(location.rpartition("/")[2])
+    return 0 if number is None else int(number[1])
+
+
 def check_metadata_folder(context: CatalogContext, location: str, properties: dict[str, str]) -> str:
     """Return the folder for metadata files.
 

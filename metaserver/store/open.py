@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     postgres = LazyModule("seamark.metaserver.store.sql.postgres")
 
+SQLITE_SCHEME = "sqlite"
+_POSTGRES_SCHEMES = ("postgresql", "postgres")
+
 
 @asynccontextmanager
 async def open_store(
@@ -49,11 +52,10 @@ async def open_store(
     Raises:
         ConfigError: The URL is of an unknown kind, the database is unsuitable, or it refuses the credentials.
     """
-    scheme = url.partition(":")[0].lower()
-    if scheme == "sqlite":
-        async with open_sqlite(_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:
+    if parse_scheme(url) == SQLITE_SCHEME:
+        async with open_sqlite(parse_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:
             yield store
-    elif scheme in ("postgresql", "postgres"):
+    else:
         async with postgres.open_postgres(
             url,
             clock=clock,
@@ -63,14 +65,29 @@ async def open_store(
             stale_reads=StaleReads(clock) if keeps_reads else None,
         ) as store:
             yield store
-    else:
-        url_description = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"
-        raise ConfigError(
-            f"The database URL is a {url_description}; use sqlite:///absolute/path or postgresql://user@host/database"
-        )
 
 
-def _sqlite_path(url: str) -> Path:
+def parse_scheme(url: str) -> str:
+    """Return the scheme of a database URL.
+
+    Raises:
+        ConfigError: The scheme is unknown.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme in (SQLITE_SCHEME, *_POSTGRES_SCHEMES):
+        return scheme
+    url_description = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"
+    raise ConfigError(
+        f"The database URL is a {url_description}; use sqlite:///absolute/path or postgresql://user@host/database"
+    )
+
+
+def parse_sqlite_path(url: str) -> Path:
+    """Return the path of the database file in a URL.
+
+    Raises:
+        ConfigError: The URL has a host, or no path.
+    """
     parts = urlsplit(url)
     # A URL with three or four slashes has an absolute path.
     path = "/" + unquote(parts.path).lstrip("/")

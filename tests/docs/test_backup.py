@@ -1,9 +1,11 @@
-"""The page's commands for the back-up and the restore of SQLite."""
+"""The page's commands for the back-up and the restore of the database."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -15,7 +17,8 @@ def run_block(text: str, folder: Path) -> None:
     """Run the page's block that contains this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
     (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
-    subprocess.run(["bash", "-ec", command], cwd=folder, check=True, timeout=60)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", command], cwd=folder, env=environment, check=True, timeout=60)
 
 
 def create_namespace(server: Seamark, name: str) -> None:
@@ -33,10 +36,10 @@ def namespaces(server: Seamark) -> list[list[str]]:
 def test_backup_is_restored_over_the_database_of_a_killed_server(tmp_path: Path) -> None:
     with Seamark(tmp_path / "seamark-home") as server:
         create_namespace(server, "before")
-        run_block("VACUUM INTO", tmp_path)
+        run_block("seamark backup", tmp_path)
         create_namespace(server, "after")
         server.kill9()
         assert (server.home / "seamark.db-wal").stat().st_size > 0, "its rows would replace those of the backup"
-        run_block("seamark.db-wal", tmp_path)
+        run_block("seamark restore", tmp_path)
         server.start()
         assert namespaces(server) == [["before"]]

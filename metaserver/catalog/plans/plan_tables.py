@@ -391,6 +391,11 @@ def too_many_plans(principal: str) -> TooManyRequests:
     )
 
 
+def is_plan_file(location: str) -> bool:
+    """Return whether a file belongs to a plan, or has rows of a stream. Such files are deleted soon."""
+    return _PLAN_FILE.search(location) is not None
+
+
 def check_lasting(location: str, metadata: TableMetadata) -> None:
     """Check that metadata do not belong to a plan and have no manifest list of a plan.
 

@@ -208,6 +208,15 @@ A step has statements for every database under "", and statements for one databa
 """
 
 
+def create_schema(version: int, dialect: SqlDialect) -> Steps[None]:
+    """Create the schema of a version in an empty database, as the migrations of that time did."""
+    yield StoreStatement("CREATE TABLE schema_version (version {int} NOT NULL)")
+    for step in MIGRATIONS[:version]:
+        for sql in (*step.get("", ()), *step.get(dialect.name, ())):
+            yield StoreStatement(sql)
+    yield StoreStatement("INSERT INTO schema_version (version) VALUES ($1)", (version,))
+
+
 def migrate(dialect: SqlDialect) -> Steps[int]:
     """Apply missing migrations, and return the version before.
 

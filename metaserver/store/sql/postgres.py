@@ -53,7 +53,7 @@ MIGRATION_LOCK = 0x5EA_3A4C
 _translate = POSTGRES.translator()
 _log = structlog.get_logger("seamark.store")
 
-_LOST = (
+LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -90,8 +90,8 @@ async def open_postgres(
         ConfigError: The server refuses the credentials, or the database is unsuitable.
         RetryLater: The server does not answer.
     """
-    where = _describe(dsn)
-    pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
+    where = describe_database(dsn)
+    pool = await open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
         await _prepare(pool, where)
         store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
@@ -106,7 +106,7 @@ async def open_postgres(
             pool.terminate()
 
 
-def _describe(dsn: str) -> str:
+def describe_database(dsn: str) -> str:
     """Return host, port and database, for messages."""
     try:
         parts = urlsplit(dsn)
@@ -119,7 +119,7 @@ async def _no_reset(connection: Any) -> None:
     """Do nothing. Sessions have no state, so a connection returns to the pool without a round trip."""
 
 
-async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
+async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
     milliseconds = str(max(1, int(timeout_s * 1000)))
@@ -149,9 +149,9 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
             raise ConfigError(f"{where} refuses the connection: {error}") from None
         except (ValueError, asyncpg.ClientConfigurationError):
             raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
-        except _LOST as error:
+        except LOST as error:
             if loop.time() > deadline:
-                raise RetryLater(f"{where} does not answer ({_why(error)})") from None
+                raise RetryLater(f"{where} does not answer ({explain_lost_connection(error)})") from None
             await asyncio.sleep(0.2)
         except asyncpg.PostgresError as error:
             raise ConfigError(f"{where} cannot be used: {error}") from None
@@ -166,18 +166,18 @@ async def _prepare(pool: Any, where: str) -> None:
                 raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                await _drive(connection, migrate(POSTGRES))
-                await _drive(connection, renew_epoch())
+                await drive(connection, migrate(POSTGRES))
+                await drive(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:
         fix = "make the account of the URL the owner: ALTER DATABASE … OWNER TO …"
         raise ConfigError(f"{where}: the server cannot create its tables: {error}; {fix}") from None
     except asyncpg.PostgresError as error:
         raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
-    except _LOST as error:
-        raise RetryLater(f"{where} does not answer ({_why(error)})") from None
+    except LOST as error:
+        raise RetryLater(f"{where} does not answer ({explain_lost_connection(error)})") from None
 
 
-def _why(error: Exception) -> str:
+def explain_lost_connection(error: Exception) -> str:
     """Return why a connection was lost, as readable text.
 
     The error's own text may be empty, or may list each address that was tried.
@@ -188,7 +188,7 @@ def _why(error: Exception) -> str:
     return type(error).__name__
 
 
-async def _drive(connection: Any, steps: Steps[T]) -> T:
+async def drive(connection: Any, steps: Steps[T]) -> T:
     """Run a generator to its end on this connection."""
     try:
         statement = next(steps)
@@ -239,7 +239,7 @@ class _PostgresStore(GeneratorStore):
                 return result
             except _UNDONE:
                 await asyncio.sleep(self._jitter_s(attempt))
-            except (asyncpg.PostgresError, *_LOST) as error:
+            except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
                 # Otherwise the pool would reuse the connection, or wait for a server that does not
@@ -258,8 +258,8 @@ class _PostgresStore(GeneratorStore):
             raise RetryLater(f"All {self._pool_max} connections to PostgreSQL are busy; retry") from None
         except asyncpg.TooManyConnectionsError:
             raise RetryLater("PostgreSQL accepts no more connections; retry") from None
-        except (*_LOST, asyncpg.PostgresError) as error:
-            raise RetryLater(f"PostgreSQL does not answer ({_why(error)})") from None
+        except (*LOST, asyncpg.PostgresError) as error:
+            raise RetryLater(f"PostgreSQL does not answer ({explain_lost_connection(error)})") from None
 
     async def _release(self, connection: Any) -> None:
         """Release a connection.
@@ -268,13 +268,13 @@ class _PostgresStore(GeneratorStore):
         """
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
-        except (asyncpg.PostgresError, *_LOST):
+        except (asyncpg.PostgresError, *LOST):
             _terminate(connection)
 
     async def _transaction(self, connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
         await connection.execute("BEGIN")
         try:
-            result = await _drive(connection, make_steps())
+            result = await drive(connection, make_steps())
         except BaseException:
             await _roll_back(connection)
             raise
@@ -284,9 +284,9 @@ class _PostgresStore(GeneratorStore):
             # asyncpg has sent a cancel request to the server, and the outcome of the transaction is unknown.
             _terminate(connection)
             raise
-        except _LOST as error:
+        except LOST as error:
             _terminate(connection)
-            raise CommitUnknown(f"PostgreSQL was lost while committing ({_why(error)})") from error
+            raise CommitUnknown(f"PostgreSQL was lost while committing ({explain_lost_connection(error)})") from error
         return result
 
     def _jitter_s(self, attempt: int) -> float:
@@ -314,7 +314,7 @@ class _PostgresStore(GeneratorStore):
 
 
 async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
-    return await _drive(connection, make_steps())
+    return await drive(connection, make_steps())
 
 
 def _is_lost(error: Exception) -> bool:
@@ -322,14 +322,14 @@ def _is_lost(error: Exception) -> bool:
 
     asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError.
     """
-    return isinstance(error, _LOST) and not isinstance(error, ValueError)
+    return isinstance(error, LOST) and not isinstance(error, ValueError)
 
 
 async def _roll_back(connection: Any) -> None:
     """Close a connection whose transaction cannot be ended. This also ends the transaction."""
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
-    except (asyncpg.PostgresError, *_LOST):
+    except (asyncpg.PostgresError, *LOST):
         _terminate(connection)
 
 

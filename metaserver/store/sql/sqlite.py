@@ -83,7 +83,7 @@ async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024
         await writer.close()
 
 
-def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
     mode = "ro" if read_only else "rwc"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -95,7 +95,7 @@ def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.C
     )
 
 
-def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+def drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     """Execute the statements that a generator yields on this connection, and return the generator's result."""
     try:
         statement: StoreStatement = next(steps)
@@ -230,21 +230,21 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     """Return a connection to the database in WAL mode, with a migrated schema."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _create_private(path)
-        connection = _connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
+        create_private_database(path)
+        connection = connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
     except (sqlite3.Error, OSError) as error:
         if _is_disk_full(path.parent):
             raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be opened: {error}") from None
     try:
-        _switch_to_wal(connection, path)
+        switch_to_wal(connection, path)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         connection.execute("BEGIN EXCLUSIVE")
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "schema_version" not in tables:
             raise ConfigError(f"The database {path} belongs to another application; name another file")
-        _drive(connection, migrate(SQLITE))
+        drive(connection, migrate(SQLITE))
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
@@ -265,7 +265,7 @@ def _is_disk_full(folder: Path) -> bool:
         return False
 
 
-def _create_private(path: Path) -> None:
+def create_private_database(path: Path) -> None:
     """Create an empty file that only its owner may read, unless the file exists.
 
     SQLite would create a file that all users may read, and gives its log the mode of the database.
@@ -279,7 +279,7 @@ def _create_private(path: Path) -> None:
         raise ConfigError(f"The database file {path} is a symbolic link; use its target {os.path.realpath(path)}")
 
 
-def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
+def switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
     # If several processes switch at the same time, SQLite refuses all but one of them without calling the busy handler.
     tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
     while True:
@@ -330,7 +330,7 @@ def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
     """
     connection.execute("SAVEPOINT one_transaction")
     try:
-        queued.result = _drive(connection, queued.make_steps())
+        queued.result = drive(connection, queued.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
         queued.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
@@ -351,13 +351,13 @@ class _SqliteStore(GeneratorStore):
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
-        self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
+        self._inline = connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
 
     def _open_reader(self) -> None:
-        self._local.connection = _connect(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
+        self._local.connection = connect(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
         self._readers.append(self._local.connection)
 
     async def close(self) -> None:
@@ -381,6 +381,6 @@ class _SqliteStore(GeneratorStore):
 
 def _read(connection: sqlite3.Connection, make_steps: Callable[[], Steps[T]]) -> T:
     try:
-        return _drive(connection, make_steps())
+        return drive(connection, make_steps())
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         raise _error(error) from error

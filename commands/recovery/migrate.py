@@ -1,0 +1,53 @@
+"""`seamark migrate`: copies the database to another database, and compares the copy with the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seamark.commands.options import json_option, settings_flags
+from seamark.commands.recovery.running import run_offline
+from seamark.commands.terminal import print_json, say, show_count
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.settings.settings import Settings, redact_url
+from seamark.metaserver.store.transfer.copying import TableDigest, copy_database
+from seamark.metaserver.store.transfer.open import read_database, write_database
+
+
+@click.command("migrate")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    envvar="SEAMARK_MIGRATE_TO",
+    help="URL of the target: postgresql://… or sqlite:///….",
+)
+@click.option("--overwrite", is_flag=True, help="Replace everything in the target if it contains a catalog.")
+@json_option
+@settings_flags(("home", "database"))
+def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
+    """Copy the database to another database, such as from SQLite to PostgreSQL.
+
+    Stop all servers first. The command reads the copy again and compares it with the source, row by row, before it
+    commits it. The source does not change. Afterwards start the servers with `--database` and the target, and with
+    the same home or encryption key.
+    """
+
+    async def work(settings: Settings) -> dict[str, TableDigest]:
+        source = settings.database_url()
+        if source == target:
+            raise ConfigError("The target is the database itself; name another with --to")
+        async with (
+            read_database(source, is_writer_excluded=True) as reader,
+            write_database(target, overwrite=overwrite) as writer,
+        ):
+            return await copy_database(reader, writer)
+
+    digests = run_offline(work, flags, config, is_locked=True)
+    if as_json:
+        print_json({name: {"rows": table.rows, "sha256": table.sha256} for name, table in digests.items()})
+        return
+    rows = sum(table.rows for table in digests.values())
+    say(f"{show_count(rows, 'row')} copied and verified. Start the servers with --database {redact_url(target)}")

@@ -1,0 +1,123 @@
+"""`seamark rebuild`: registers the tables, views and functions that it finds in the warehouse."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from seamark.commands.access import account_name
+from seamark.commands.options import json_option, settings_flags
+from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
+from seamark.commands.terminal import print_json, print_rows, say, show_count
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
+from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
+from seamark.metaserver.catalog.recovery.opening import open_context
+from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, is_known, make_result
+from seamark.metaserver.catalog.recovery.selection import select
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.runtime.home import sqlite_file
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.open import open_store
+
+_SHOWN_MAX = 50
+"""The number of findings that are shown as text. JSON has all of them."""
+
+
+@click.command("rebuild")
+@click.option("--dry-run", is_flag=True, help="Show what would be registered, and change nothing.")
+@click.option(
+    "--names",
+    "names_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON object: the name of a metadata file's table, such as shop.orders, or null to leave the file out.",
+)
+@json_option
+@settings_flags(STORAGE_SETTINGS)
+def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path | None, **flags: Any) -> None:
+    """Register the tables, views and functions of the warehouse that the database does not have.
+
+    Use it after the database is lost, or after an old backup was restored. Stop all servers first. Names come from the
+    folders of the tables. A dropped table whose files are left looks like a table: compare the list with what you
+    expect. Grants, tokens, the timeline and properties of namespaces are not in the warehouse.
+
+    What is not certain is listed and not registered, such as two files that may be the newest of a table. Choose by
+    --names.
+    """
+    choices = _read_choices(names_file)
+
+    async def work(settings: Settings) -> Rebuilt:
+        clock = SystemClock()
+        async with AsyncExitStack() as stack:
+            url, file = settings.database_url(), sqlite_file(settings)
+            if dry_run and file is not None and not file.exists():
+                # A dry run does not create the database.
+                url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
+            store = await stack.enter_async_context(open_store(url, clock=clock))
+            context = await stack.enter_async_context(open_context(settings, store, clock))
+            return await _rebuild(context, choices, dry_run=dry_run)
+
+    rebuilt = run_offline(work, flags, config, is_locked=True, creates=not dry_run)
+    if as_json:
+        print_json(msgspec.to_builtins(rebuilt, str_keys=True))
+        return
+    _show(rebuilt, dry_run=dry_run)
+
+
+async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool) -> Rebuilt:
+    caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
+    folders = await list_folders(context.objects, context.warehouse)
+    files: list[FoundFile] = []
+    findings: list[Finding] = []
+    known = 0
+    async for result in FileReader(context.documents).read_folders(folders):
+        findings += result.findings
+        for file in result.newest:
+            if await is_known(context, file.uuid):
+                known += 1
+            else:
+                files.append(file)
+    selection = select(files, context.warehouse, choices)
+    findings += selection.findings
+    if dry_run:
+        return make_result(map(describe, selection.candidates), findings, known)
+    rebuilt = await Rebuild(context, caller).run(selection.candidates)
+    return make_result(rebuilt.registered, (*findings, *rebuilt.findings), known + rebuilt.known)
+
+
+def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
+    """Return the operator's choices by metadata file.
+
+    Raises:
+        BadParameter: The file has another form.
+    """
+    if path is None:
+        return {}
+    try:
+        names = from_json(path.read_bytes(), dict[str, str | None])
+        return {location: None if name is None else parse_found_name(name) for location, name in names.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path} is no JSON object of texts: {error}", param_hint="--names") from None
+    except BadRequest as error:
+        raise click.BadParameter(f"{path}: {error.message}", param_hint="--names") from None
+
+
+def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
+    rows = [(each.name, each.kind, "; ".join(each.notes)) for each in rebuilt.registered]
+    if rows:
+        print_rows(("NAME", "KIND", "NOTE"), rows)
+    for finding in rebuilt.findings[:_SHOWN_MAX]:
+        say(f"Not registered: {f'{finding.name}: ' if finding.name else ''}{finding.location}: {finding.reason}")
+    if len(rebuilt.findings) > _SHOWN_MAX:
+        say(f"{len(rebuilt.findings) - _SHOWN_MAX:,} more files were not registered; --json lists them")
+    done = "would be registered" if dry_run else "registered"
+    counts = f"{rebuilt.known:,} known before, {len(rebuilt.findings):,} not registered"
+    say(f"{show_count(len(rows), 'name')} {done}, {counts}")

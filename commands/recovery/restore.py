@@ -1,0 +1,79 @@
+"""`seamark restore`: replaces the database with a backup, and compares its pointers with the storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from seamark.commands.access import account_name
+from seamark.commands.options import json_option, settings_flags
+from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
+from seamark.commands.terminal import print_json, say, show_count, time_text
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.catalog.recovery.comparison import Comparison, compare_with_storage
+from seamark.metaserver.catalog.recovery.opening import open_context
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.transfer.backups import BackupInfo, read_backup, restore_backup
+from seamark.metaserver.store.transfer.open import write_database
+
+
+@click.command("restore")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--advance", is_flag=True, help="Move pointers to newer metadata files in storage: commits after the backup."
+)
+@click.option("--overwrite", is_flag=True, help="Replace everything in the database if it contains a catalog.")
+@json_option
+@settings_flags(STORAGE_SETTINGS)
+def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
+    """Replace the database with the backup FILE. Stop all servers first.
+
+    The command verifies the checksum of each table, and migrates an older schema. If it fails or is killed, the
+    database stays as it was. Then it compares each pointer with the storage: it lists missing metadata files, and
+    tables whose newest file is later than the backup. The next commit to such a table would leave the later commits
+    out; --advance moves the pointers. Run `seamark rebuild` for tables that were created after the backup.
+    """
+
+    async def work(settings: Settings) -> tuple[BackupInfo, Comparison]:
+        async with (
+            read_backup(file) as (info, reader),
+            write_database(settings.database_url(), overwrite=overwrite) as writer,
+        ):
+            await restore_backup(info, reader, writer)
+        say(f"Restored {show_count(info.count_rows(), 'row')} of {time_text(info.created_ms)}", err=True)
+        clock = SystemClock()
+        caller = Caller(who=f"cli:{account_name()}", request_id="restore")
+        async with (
+            open_store(settings.database_url(), clock=clock) as store,
+            open_context(settings, store, clock) as context,
+        ):
+            return info, await compare_with_storage(context, caller, advance=advance)
+
+    info, comparison = run_offline(work, flags, config, is_locked=True, creates=True)
+    if as_json:
+        print_json({"created-ms": info.created_ms, "rows": info.count_rows(), **msgspec.to_builtins(comparison)})
+    else:
+        _show(comparison)
+    if comparison.missing:
+        raise click.exceptions.Exit(1)
+
+
+def _show(comparison: Comparison) -> None:
+    for finding in (*comparison.missing, *comparison.findings):
+        say(f"{finding.name}: {finding.location}: {finding.reason}")
+    for later in comparison.later:
+        done = "now has the newest file" if later.is_advanced else "has a newer file in storage"
+        say(f"{later.name} {done}: {later.newest}")
+    advanced = sum(later.is_advanced for later in comparison.later)
+    waiting = len(comparison.later) - advanced
+    say(
+        f"{show_count(comparison.entries, 'pointer')} compared: {len(comparison.missing):,} without a file, "
+        f"{advanced:,} advanced, {waiting:,} with newer files"
+    )
+    if waiting:
+        say("To include the commits after the backup, restore again with --overwrite --advance before servers start.")

@@ -1,0 +1,70 @@
+"""The surroundings of commands that open the database themselves: settings, the home folder, locks and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from seamark.commands.options import load_settings, refuse
+from seamark.commands.terminal import escape_for_terminal, say
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, make_private, prepare_home
+from seamark.metaserver.settings.settings import Settings
+
+T = TypeVar("T")
+
+STORAGE_SETTINGS = (
+    *("home", "database", "warehouse", "allowed_locations", "warehouse_umask"),
+    *("s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key", "s3_path_style", "s3_folder"),
+)
+"""The settings of commands that read the warehouse. Other settings come from variables and the file."""
+
+
+def run_offline(
+    work: Callable[[Settings], Coroutine[Any, Any, T]],
+    flags: dict[str, Any],
+    config: Path | None,
+    *,
+    is_locked: bool,
+    creates: bool = False,
+) -> T:
+    """Run a command's work with the settings, and show its errors as messages.
+
+    Args:
+        work: The work, which opens the database.
+        flags: The settings of the command line.
+        config: The file of settings.
+        is_locked: Whether no server may run from the home.
+        creates: Whether a missing home is created.
+    """
+    settings = load_settings(flags, config)
+    try:
+        os.umask(PRIVATE_UMASK)
+        for path in prepare_home(settings) if creates else make_private(settings):
+            say(f"{path} was accessible to other accounts and is private now", err=True)
+        with _lock(settings, is_locked=is_locked):
+            return asyncio.run(work(settings))
+    except ConfigError as error:
+        raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(escape_for_terminal(error.message)) from None
+
+
+@contextmanager
+def _lock(settings: Settings, *, is_locked: bool) -> Iterator[None]:
+    if is_locked and settings.home.is_dir():
+        with lock_home(settings):
+            yield
+    else:
+        yield
+
+
+def program_version() -> str:
+    return metadata.version("seamark")

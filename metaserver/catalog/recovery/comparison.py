@@ -1,0 +1,178 @@
+"""Compares the pointers of a restored database with the metadata files in storage.
+
+A backup is older than the tables. The commits after it are files that no pointer names, and the next commit would not
+include them. So a table with later files is reported, and its pointer can be moved to the newest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.pointers import swap_of, version_of
+from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
+from seamark.metaserver.catalog.recovery.selection import check_alone
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import Operation
+from seamark.metaserver.store.port import PointerStore
+
+_PAGE = 1000
+_CHAIN_MAX = 10_000
+"""The maximum number of files that are read to find the way from a newer file to a pointer."""
+
+
+class Later(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table or view with files that are newer than its pointer.
+
+    Attributes:
+        pointer: The file that the database names.
+        newest: The newest file, which follows from the pointer.
+        is_advanced: Whether the pointer was moved to the newest file.
+    """
+
+    name: str
+    pointer: str
+    newest: str
+    is_advanced: bool = False
+
+
+class Comparison(msgspec.Struct, frozen=True, rename="kebab"):
+    """The result of a comparison.
+
+    Attributes:
+        entries: The number of compared pointers.
+        missing: The pointers whose files do not exist.
+        later: The tables and views with newer files.
+        findings: Files that may be newer, and why they were not used.
+    """
+
+    entries: int
+    missing: tuple[Finding, ...]
+    later: tuple[Later, ...]
+    findings: tuple[Finding, ...]
+
+
+async def compare_with_storage(context: CatalogContext, caller: Caller, *, advance: bool) -> Comparison:
+    """Compare all pointers with storage.
+
+    Args:
+        advance: Whether to move the pointers of tables and views with newer files.
+    """
+    folders = await list_folders(context.objects, context.warehouse)
+    comparer = _Comparer(context, caller, folders, advance=advance)
+    async for entry in _list_entries(context.store):
+        await comparer.compare(entry)
+    after = None
+    while rows := await context.store.list_dropped(None, after, _PAGE):
+        for row in rows:
+            comparer.check_exists(row.entry, "dropped ")
+        after = rows[-1].id
+    return Comparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
+
+
+class _Comparer:
+    def __init__(
+        self, context: CatalogContext, caller: Caller, folders: Mapping[str, Sequence[ObjectInfo]], *, advance: bool
+    ) -> None:
+        self._context = context
+        self._caller = caller
+        self._folders = folders
+        self._advance = advance
+        self._reader = FileReader(context.documents)
+        self.entries = 0
+        self.missing: list[Finding] = []
+        self.later: list[Later] = []
+        self.findings: list[Finding] = []
+
+    def check_exists(self, entry: Entry, state: str = "") -> bool:
+        self.entries += 1
+        folder = entry.metadata_location.rpartition("/")[0]
+        if any(info.location == entry.metadata_location for info in self._folders.get(folder, ())):
+            return True
+        name = show(entry.namespace, entry.name)
+        reason = f"The metadata file of the {state}{entry.kind.value} is missing in storage. Restore the file"
+        self.missing.append(Finding(entry.metadata_location, reason, name))
+        return False
+
+    async def compare(self, entry: Entry) -> None:
+        if not self.check_exists(entry) or entry.kind is EntryKind.FUNCTION:
+            return
+        files = self._folders[entry.metadata_location.rpartition("/")[0]]
+        number = version_of(entry.metadata_location)
+        if all(info.location == entry.metadata_location or version_of(info.location) < number for info in files):
+            return
+        name = show(entry.namespace, entry.name)
+        result = await self._reader.read_folder(files)
+        newest = next((file for file in result.newest if file.uuid == entry.uuid), None)
+        if newest is None:
+            self.findings += (msgspec.structs.replace(finding, name=name) for finding in result.findings)
+        elif newest.location != entry.metadata_location:
+            try:
+                await self._handle_later(entry, newest, name)
+            except RetryLater:
+                raise
+            except SeamarkError as error:
+                reason = f"The file is newer than the pointer, which was not moved: {error.message}"
+                self.findings.append(Finding(newest.location, reason, name))
+
+    async def _handle_later(self, entry: Entry, newest: FoundFile, name: str) -> None:
+        if not await self._follows(entry, newest):
+            reason = f"The file may be newer than {entry.metadata_location}, but does not follow from it. Compare both"
+            self.findings.append(Finding(newest.location, reason, name))
+            return
+        if self._advance:
+            check_alone(newest, self._context.warehouse)
+            assert newest.metadata is not None
+            now_ms = self._context.clock.now_ms()
+            advanced = msgspec.structs.replace(entry, metadata_location=newest.location)
+            operations: list[Operation] = [
+                await claim(self._context, self._caller, newest.metadata, advanced),
+                swap_of(entry, newest.location, now_ms),
+                self._context.instant(
+                    self._caller, advanced, "register", requested_ms=now_ms, summary={"advanced": "true"}
+                ),
+            ]
+            await self._context.transact(operations)
+        self.later.append(Later(name, entry.metadata_location, newest.location, is_advanced=self._advance))
+
+    async def _follows(self, entry: Entry, newest: FoundFile) -> bool:
+        """Return whether the newest file follows from the pointer.
+
+        The metadata of a table lists the last files before it. If the pointer is older, the files before are read.
+        """
+        if entry.kind is EntryKind.VIEW:
+            return newest.number > version_of(entry.metadata_location)
+        files = {info.location: info for info in self._folders[newest.folder]}
+        current = newest
+        for _ in range(_CHAIN_MAX):
+            if entry.metadata_location in current.previous:
+                return True
+            oldest = next((files[location] for location in current.previous if location in files), None)
+            if oldest is None or version_of(oldest.location) <= version_of(entry.metadata_location):
+                return False
+            current = await self._reader.read(oldest)
+        return False
+
+
+async def _list_entries(store: PointerStore) -> AsyncIterator[Entry]:
+    """Yield the pointers of all tables, views and functions."""
+    pending: list[NamespacePath] = [()]
+    while pending:
+        parent = pending.pop()
+        after = None
+        while children := await store.namespaces(parent, after, _PAGE):
+            pending += children
+            after = children[-1][-1]
+        for kind in EntryKind if parent else ():
+            after = None
+            while entries := await store.entries(kind, parent, after, _PAGE):
+                for entry in entries:
+                    yield entry
+                after = entries[-1].name

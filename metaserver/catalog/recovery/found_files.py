@@ -1,0 +1,223 @@
+"""The metadata files of a warehouse, by folder, and the newest file of each table, view and function.
+
+The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So a
+file that cannot be read, and a choice between two files, are reported, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, Corrupt, RetryLater, SeamarkError
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.catalog.plans.plan_tables import is_plan_file
+from seamark.metaserver.catalog.pointers import table_uuid, version_of
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.store.model import EntryKind
+
+Metadata = TableMetadata | ViewMetadata | None
+
+_TABLE_FILE = re.compile(r"\.metadata\.json(?:\.gz)?\Z")
+_FUNCTION_FILE = re.compile(r"\.function\.json\Z")
+_LARGE_FILE_BYTES = 8 << 20
+"""A larger file is read while no other large file is in memory."""
+_FOLDERS_READ_CONCURRENTLY = 64
+
+
+class FoundFile(NamedTuple):
+    """A metadata file, and what it says about itself.
+
+    Attributes:
+        table_location: The location of the table or view. For a function, the folder above the file's folder.
+        updated_ms: When the metadata changed. For a function, when the file was written.
+        previous: The earlier metadata files that the file lists, newest last.
+        metadata: The decoded metadata; None for a function.
+    """
+
+    location: str
+    kind: EntryKind
+    uuid: str
+    table_location: str
+    updated_ms: int
+    previous: tuple[str, ...]
+    metadata: Metadata
+
+    @property
+    def number(self) -> int:
+        return _order(self.location)[0]
+
+    @property
+    def folder(self) -> str:
+        return self.location.rpartition("/")[0]
+
+
+class Finding(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    """A file or a table that is not registered, and why.
+
+    Attributes:
+        location: The metadata file.
+        reason: A sentence that says what is wrong and what to do.
+        name: The name that the table would have, if it is known.
+    """
+
+    location: str
+    reason: str
+    name: str = ""
+
+
+class NewestFiles(NamedTuple):
+    """The newest file of each UUID in one folder, and what was found besides."""
+
+    newest: tuple[FoundFile, ...]
+    findings: tuple[Finding, ...]
+
+
+class _FunctionDocument(msgspec.Struct, rename="kebab"):
+    function_uuid: str
+
+
+async def list_folders(objects: ObjectStore, warehouse: Warehouse) -> dict[str, list[ObjectInfo]]:
+    """Return the metadata files below the warehouse and the allowed locations, by folder, without files of plans."""
+    folders: dict[str, dict[str, ObjectInfo]] = {}
+    for root in warehouse.roots:
+        async for info in objects.list(str(root)):
+            name = info.location
+            if (_TABLE_FILE.search(name) or _FUNCTION_FILE.search(name)) and not is_plan_file(name):
+                # An allowed location may be inside the warehouse.
+                folders.setdefault(name.rpartition("/")[0], {})[name] = info
+    return {folder: list(files.values()) for folder, files in folders.items()}
+
+
+class FileReader:
+    """Reads metadata files, and chooses the newest file of each folder."""
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+        self._large = asyncio.Lock()
+
+    async def read_folders(self, folders: Mapping[str, Sequence[ObjectInfo]]) -> AsyncIterator[NewestFiles]:
+        """Yield the newest files of each folder. Several folders are read at the same time."""
+        pending = list(folders.values())
+        for at in range(0, len(pending), _FOLDERS_READ_CONCURRENTLY):
+            for result in await asyncio.gather(*map(self.read_folder, pending[at : at + _FOLDERS_READ_CONCURRENTLY])):
+                yield result
+
+    async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
+        """Return the newest file of each table, view and function of a folder.
+
+        A file is newer than the files that it lists. The files are read from the highest number on, and a file that was
+        listed is not read. So mostly one file is read for each table.
+        """
+        pending = {info.location: info for info in files}
+        newest: dict[str, FoundFile] = {}
+        rivals: dict[str, list[FoundFile]] = {}
+        findings: list[Finding] = []
+        unreadable: list[tuple[int, str]] = []
+        for info in sorted(files, key=lambda info: _order(info.location), reverse=True):
+            if pending.pop(info.location, None) is None:
+                continue
+            try:
+                found = await self.read(info)
+            except RetryLater:
+                raise
+            except SeamarkError as error:
+                unreadable.append((_order(info.location)[0], info.location))
+                findings.append(Finding(info.location, f"The file cannot be used: {error.message}"))
+                continue
+            for location in found.previous:
+                pending.pop(location, None)
+            chosen = newest.setdefault(found.uuid, found)
+            if chosen is not found and _may_be_newer(found, chosen):
+                rivals.setdefault(found.uuid, [chosen]).append(found)
+        for uuid, candidates in rivals.items():
+            del newest[uuid]
+            shown = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
+            findings += (
+                Finding(
+                    candidate.location,
+                    f"Several files may be the newest of {candidate.kind.value} {uuid}: {shown}. Choose one of them",
+                )
+                for candidate in candidates
+            )
+        usable: list[FoundFile] = []
+        for found in newest.values():
+            damaged = [location for number, location in unreadable if number >= found.number]
+            if damaged:
+                reason = f"A later file cannot be used: {damaged[0]}. Restore that file, or choose this file"
+                findings.append(Finding(found.location, reason))
+            else:
+                usable.append(found)
+        return NewestFiles(tuple(usable), tuple(findings))
+
+    async def read(self, info: ObjectInfo) -> FoundFile:
+        """Read one file.
+
+        Raises:
+            SeamarkError: The file is missing, too large, damaged, or was overwritten.
+        """
+        if info.size_bytes <= _LARGE_FILE_BYTES:
+            return await self._read(info)
+        async with self._large:
+            return await self._read(info)
+
+    async def _read(self, info: ObjectInfo) -> FoundFile:
+        location = info.location
+        if _FUNCTION_FILE.search(location):
+            return await self._read_function(info)
+        try:
+            table = await self._documents.peek(location)
+        except Corrupt as error:
+            try:
+                view = await self._documents.view(location)
+            except (Corrupt, BadRequest):
+                raise error from None
+            updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
+            return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
+        previous = tuple(_normalise(entry.metadata_file) for entry in table.metadata_log)
+        return FoundFile(
+            location, EntryKind.TABLE, table_uuid(table), table.location, table.last_updated_ms, previous, table
+        )
+
+    async def _read_function(self, info: ObjectInfo) -> FoundFile:
+        folder = info.location.rpartition("/")[0].removesuffix("/metadata")
+        try:
+            document = from_json(await self._documents.raw(info.location), _FunctionDocument)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{info.location} is not valid function metadata: {error}") from None
+        return FoundFile(info.location, EntryKind.FUNCTION, document.function_uuid, folder, info.modified_ms, (), None)
+
+
+def _order(location: str) -> tuple[int, str]:
+    """Return the number of a file and its location. A later file of a table, view or function compares greater.
+
+    The names of functions' files begin with a UUID of version 7, so their order is the order of their writes.
+    """
+    return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
+
+
+def _normalise(location: str) -> str:
+    try:
+        return str(parse_location(location))
+    except BadRequest:
+        return location
+
+
+def _may_be_newer(found: FoundFile, chosen: FoundFile) -> bool:
+    """Return whether a file that the chosen file does not list may be newer than it.
+
+    A file with a lower number is older, unless it has a later time: an older file may have been registered, and
+    commits may have followed it.
+    """
+    if found.kind is EntryKind.FUNCTION:
+        return False
+    return found.number == chosen.number or found.updated_ms > chosen.updated_ms

@@ -1,0 +1,77 @@
+"""The name of a table, view or function, from its location.
+
+Metadata files contain no names, and any writer of a table could write a property with a name. The server chooses the
+location of a new table from its name, below the location of its namespace. So the location leads back to the name, and
+a writer of a table has no location in the folders of another namespace.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from seamark.formats.protocol.wire import check_name, check_namespace
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.principal import parse_path, show_path
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.store.model import NamespacePath
+
+_REPLACED_NAME = re.compile(r"-[0-9a-f]{16}\Z")
+"""The end of a path segment of a name with other characters than ASCII letters, digits and a few marks."""
+_HEX_DIGITS = 32
+
+
+class FoundName(NamedTuple):
+    """A namespace and a name.
+
+    Attributes:
+        note: Why the name may differ from the name that was lost; empty if it probably does not.
+    """
+
+    namespace: NamespacePath
+    name: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return show_path((*self.namespace, self.name))
+
+
+def has_own_folder(location: str, uuid: str) -> bool:
+    """Return whether the server chose the location for this UUID: the name of the folder ends with the UUID.
+
+    Only the table with this UUID ever had write access to such a folder.
+    """
+    digits = uuid.replace("-", "").lower()
+    return len(digits) == _HEX_DIGITS and location.rstrip("/").endswith(f"-{digits}")
+
+
+def name_of_location(warehouse: Warehouse, location: str, uuid: str) -> FoundName:
+    """Return the name that leads to a location.
+
+    Raises:
+        BadRequest: The location is directly in the warehouse, or contains no valid name.
+    """
+    parsed = warehouse.parse(location)
+    root = next(root for root in warehouse.roots if root.holds(parsed) and root != parsed)
+    *levels, folder = parsed.path.removeprefix(root.path).strip("/").split("/")
+    if not levels:
+        raise BadRequest(f"The location {location!r} has no folder of a namespace")
+    namespace = check_namespace(tuple(levels))
+    if not has_own_folder(location, uuid):
+        return FoundName(namespace, check_name(folder, "name"), "the folder has no UUID, so its name may be another")
+    name = check_name(folder[: -_HEX_DIGITS - 1], "name")
+    if any(_REPLACED_NAME.search(text) for text in (*namespace, name)):
+        return FoundName(namespace, name, "the folder replaces characters of the name")
+    return FoundName(namespace, name)
+
+
+def parse_found_name(text: str) -> FoundName:
+    r"""Return the name of a text such as `shop.orders`. A dot within a level is written as `\.`.
+
+    Raises:
+        BadRequest: The text is not a namespace and a name.
+    """
+    path = parse_path(text)
+    if len(path) == 1:
+        raise BadRequest(f"{text!r} has no namespace; write namespace.name")
+    return FoundName(path[:-1], path[-1])

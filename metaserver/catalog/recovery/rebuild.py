@@ -1,0 +1,154 @@
+"""Registers the tables, views and functions that were found in a warehouse.
+
+Each of them is registered in its own transaction, with its claims, as a request would do it. So a process that is
+killed leaves a valid catalog, and the next run registers the rest. Entries that the database already has do not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.protocol.wire import check_namespace, check_new_name
+from seamark.formats.runtime.errors import AlreadyExists, RetryLater, SeamarkError
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
+from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.catalog.ownership.owners import fingerprint_of
+from seamark.metaserver.catalog.pointers import make_entry
+from seamark.metaserver.catalog.policies import setters_of
+from seamark.metaserver.catalog.recovery.found_files import Finding
+from seamark.metaserver.catalog.recovery.selection import Candidate
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation
+
+_REGISTERED_CONCURRENTLY = 64
+
+
+class Registered(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table, view or function that was registered, or that a dry run would register.
+
+    Attributes:
+        notes: What differs, or may differ, from the state before the loss.
+    """
+
+    kind: str
+    name: str
+    location: str
+    uuid: str
+    notes: tuple[str, ...] = ()
+
+
+class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
+    """The result of a rebuild.
+
+    Attributes:
+        known: The number of found tables, views and functions that the database had already.
+    """
+
+    registered: tuple[Registered, ...]
+    findings: tuple[Finding, ...]
+    known: int
+
+
+def make_result(registered: Iterable[Registered], findings: Iterable[Finding], known: int) -> Rebuilt:
+    """Return the result, sorted by name and location."""
+    return Rebuilt(
+        tuple(sorted(registered, key=lambda each: (each.name, each.kind))),
+        tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
+        known,
+    )
+
+
+class Rebuild:
+    """Registers candidates in a catalog without requests."""
+
+    def __init__(self, context: CatalogContext, caller: Caller) -> None:
+        self._context = context
+        self._caller = caller
+
+    async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
+        """Register the candidates that the database does not have."""
+        # Folders of a choice may be outside its location. They must not keep the location of another table.
+        candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
+        registered: list[Registered] = []
+        findings: list[Finding] = []
+        known = 0
+        namespaces: set[NamespacePath] = set()
+        for at in range(0, len(candidates), _REGISTERED_CONCURRENTLY):
+            batch = candidates[at : at + _REGISTERED_CONCURRENTLY]
+            for candidate in batch:
+                await self._create_namespaces(candidate.name.namespace, namespaces)
+            for result in await asyncio.gather(*map(self._register, batch)):
+                if result is None:
+                    known += 1
+                elif isinstance(result, Finding):
+                    findings.append(result)
+                else:
+                    registered.append(result)
+        return make_result(registered, findings, known)
+
+    async def _create_namespaces(self, path: NamespacePath, created: set[NamespacePath]) -> None:
+        for depth in range(1, len(path) + 1):
+            if path[:depth] not in created:
+                with suppress(AlreadyExists):
+                    await self._context.store.transact([CreateNamespace(path=path[:depth], properties={})])
+                created.add(path[:depth])
+
+    async def _register(self, candidate: Candidate) -> Registered | Finding | None:
+        """Register a candidate, and return None if the database has its UUID."""
+        file, name = candidate.file, candidate.name
+        try:
+            if await is_known(self._context, file.uuid):
+                return None
+            await self._context.transact(await self._make_operations(candidate))
+        except RetryLater:
+            raise
+        except SeamarkError as error:
+            return Finding(file.location, f"It cannot be registered: {error.message}", str(name))
+        return describe(candidate)
+
+    async def _make_operations(self, candidate: Candidate) -> list[Operation]:
+        context, file, name = self._context, candidate.file, candidate.name
+        requested_ms = context.clock.now_ms()
+        check_new_name(name.name, f"{file.kind.value} name")
+        check_namespace(name.namespace)
+        entry = make_entry(name.namespace, name.name, file.uuid, file.location, requested_ms, file.kind)
+        fingerprint = None
+        if file.metadata is None:
+            claimed = await claim_folder(context, entry, file.table_location, fresh=True)
+        else:
+            context.warehouse.check(file.metadata.location, "The location in the file")
+            claimed = await claim(context, self._caller, file.metadata, entry, may_restore=True)
+        if isinstance(file.metadata, ViewMetadata):
+            fingerprint = fingerprint_of(file.metadata, file.location)
+        summary = {"rebuilt": "true"}
+        instant = context.instant(
+            self._caller, entry, "register", requested_ms=requested_ms, fingerprint=fingerprint, summary=summary
+        )
+        return [claimed, CreateEntry(entry=entry), instant]
+
+
+async def is_known(context: CatalogContext, uuid: str) -> bool:
+    """Return whether the database has or had an entry with this UUID, under any name."""
+    return bool(await context.store.claims(uuid)) or await context.is_uuid_taken(uuid)
+
+
+def describe(candidate: Candidate) -> Registered:
+    file, name = candidate.file, candidate.name
+    notes = [name.note] if name.note else []
+    properties = {} if file.metadata is None else file.metadata.properties
+    if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name:
+        notes.append(f"run seamark index rebuild-registry {name}")
+    if properties.get(ALLOWED_LOCATIONS):
+        notes.append(f"{ALLOWED_LOCATIONS} is not in force until an admin sets it again")
+    if setters := setters_of(properties):
+        notes.append(f"its table services need the rights of {', '.join(sorted(set(setters.values())))[:300]}")
+    return Registered(file.kind.value, str(name), file.location, file.uuid, tuple(notes))

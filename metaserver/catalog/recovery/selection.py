@@ -1,0 +1,204 @@
+"""Decides which of the found metadata files are registered, and under which names. Pure.
+
+The rules keep tables apart as they were before the loss. A writer of one table may have written metadata files into its
+own folders, with the UUID, the location or the paths of other tables. So a file counts only for a table in whose folder
+it is, a UUID and a location have one owner, and a table gets no folder outside its location. The operator can choose a
+file that the rules leave out, after a look at it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.protocol.wire import STREAM_ENABLED
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import Location, parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES
+from seamark.metaserver.catalog.ownership.owners import borrows_rights
+from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
+from seamark.metaserver.catalog.recovery.naming import FoundName, has_own_folder, name_of_location
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.store.sql.rows import space_of
+
+
+class Candidate(NamedTuple):
+    """A file that is to be registered under a name.
+
+    Attributes:
+        is_chosen: Whether the operator has chosen the file.
+    """
+
+    file: FoundFile
+    name: FoundName
+    is_chosen: bool = False
+
+
+class SelectedCandidates(NamedTuple):
+    candidates: tuple[Candidate, ...]
+    findings: tuple[Finding, ...]
+
+
+def select(
+    files: Sequence[FoundFile], warehouse: Warehouse, choices: Mapping[str, FoundName | None]
+) -> SelectedCandidates:
+    """Return the files to register, and the reasons why other files are left out.
+
+    Args:
+        files: The newest file of each UUID in each folder.
+        warehouse: The warehouse.
+        choices: What the operator has decided, by metadata file: its name, or None to leave it out.
+    """
+    findings: list[Finding] = []
+    candidates: list[Candidate] = []
+    chosen_uuids = {file.uuid for file in files if choices.get(file.location) is not None}
+    for file in files:
+        choice = choices.get(file.location)
+        if choice is not None:
+            candidates.append(Candidate(file, choice, is_chosen=True))
+        elif file.location not in choices and file.uuid not in chosen_uuids:
+            try:
+                candidates.append(Candidate(file, check_alone(file, warehouse)))
+            except BadRequest as error:
+                findings.append(Finding(file.location, error.message))
+    for find_conflicts in (_find_shared_uuids, _find_shared_locations, _find_shared_names):
+        reasons = find_conflicts(candidates, warehouse, files)
+        findings += (
+            Finding(candidate.file.location, reasons[number], str(candidate.name))
+            for number, candidate in enumerate(candidates)
+            if number in reasons
+        )
+        candidates = [candidate for number, candidate in enumerate(candidates) if number not in reasons]
+    return SelectedCandidates(tuple(candidates), tuple(findings))
+
+
+def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
+    """Return the name of a file, after the checks that do not depend on other files.
+
+    Raises:
+        BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
+    """
+    location = warehouse.parse(file.table_location, "The location in the file")
+    if parse_location(file.folder) != Location(location.scheme, location.bucket, f"{location.path}/metadata"):
+        raise BadRequest(
+            f"The file is outside the metadata folder of its location {str(location)!r}, so another writer may have "
+            "written it. Choose it if it is right"
+        )
+    if file.metadata is not None:
+        for name in PATH_PROPERTIES:
+            path = file.metadata.properties.get(name)
+            if path is not None and not location.holds(_parse_path(path)):
+                raise BadRequest(
+                    f"The property {name} is {path[:300]!r}, outside the location of the table. Choose the file if "
+                    "the table may write there"
+                )
+    if isinstance(file.metadata, TableMetadata) and _has_flushed_rows(file.metadata):
+        raise BadRequest(
+            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
+            "if the log of streams is lost or empty; otherwise rows that are in files would be added again"
+        )
+    if isinstance(file.metadata, ViewMetadata) and borrows_rights(file.metadata):
+        raise BadRequest(
+            "The view runs with the rights of a user that the file names, and storage cannot prove who wrote it. "
+            "Choose the file if its text is right"
+        )
+    return name_of_location(warehouse, file.table_location, file.uuid)
+
+
+def _has_flushed_rows(metadata: TableMetadata) -> bool:
+    return as_bool(metadata.properties, STREAM_ENABLED, False) and bool(metadata.snapshots)
+
+
+def _parse_path(path: str) -> Location:
+    try:
+        return parse_location(path)
+    except BadRequest:
+        return Location("", "", "")
+
+
+def _find_shared_uuids(
+    candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
+) -> dict[int, str]:
+    """Return the reasons for candidates whose UUID is also in files of other folders, by number."""
+    by_uuid: defaultdict[str, set[str]] = defaultdict(set)
+    for file in files:
+        by_uuid[file.uuid].add(file.location)
+    return {
+        number: (
+            f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
+            f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
+        )
+        for number, candidate in enumerate(candidates)
+        if not candidate.is_chosen and len(by_uuid[candidate.file.uuid]) > 1
+    }
+
+
+def _find_shared_locations(
+    candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
+) -> dict[int, str]:
+    """Return the reasons for candidates whose locations overlap, by number.
+
+    A folder with the UUID of its table is an exception: its table keeps it, and files of other tables inside it, or
+    of a table around it, are left out.
+    """
+    keys = [warehouse.key(parse_location(candidate.file.table_location)) for candidate in candidates]
+    reasons: dict[int, str] = {}
+    around: list[int] = []
+    # A slash sorts below every other character of a key, so that all keys inside a folder follow the folder.
+    for number in sorted(range(len(keys)), key=lambda number: keys[number].replace("/", "\x00")):
+        while around and not f"{keys[number]}/".startswith(f"{keys[around[-1]]}/"):
+            around.pop()
+        for outer in around:
+            for loser, other in _find_losers(candidates, keys, outer, number):
+                reasons.setdefault(
+                    loser,
+                    f"Its location overlaps that of another table, view or function: "
+                    f"{candidates[other].file.location}. Choose one of them",
+                )
+        around.append(number)
+    return reasons
+
+
+def _find_losers(
+    candidates: Sequence[Candidate], keys: Sequence[str], outer: int, inner: int
+) -> Iterable[tuple[int, int]]:
+    def rank(number: int) -> int:
+        candidate = candidates[number]
+        return 2 * candidate.is_chosen + has_own_folder(candidate.file.table_location, candidate.file.uuid)
+
+    if rank(outer) > rank(inner) or (rank(outer) == rank(inner) == 1 and keys[outer] != keys[inner]):
+        return [(inner, outer)]
+    if rank(inner) > rank(outer):
+        return [(outer, inner)]
+    return [(outer, inner), (inner, outer)]
+
+
+def _find_shared_names(
+    candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
+) -> dict[int, str]:
+    """Return the reasons for candidates with the same name, such as a table and an earlier one that was dropped."""
+    by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, candidate in enumerate(candidates):
+        by_name[space_of(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
+    reasons: dict[int, str] = {}
+    for numbers in by_name.values():
+        chosen = [number for number in numbers if candidates[number].is_chosen]
+        for number in numbers:
+            if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen) > 1):
+                shown = _show(candidates[other].file.location for other in numbers)
+                reasons[number] = (
+                    f"Several tables, views or functions have this name; all but one were probably dropped or renamed: "
+                    f"{shown}. Choose one of the files, or give them different names"
+                )
+    return reasons
+
+
+def _show(locations: Iterable[str]) -> str:
+    """Return some locations as text for a message."""
+    shown = sorted(locations)
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    return f"{', '.join(shown[:5])}{more}"

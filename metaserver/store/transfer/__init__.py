@@ -1,0 +1,1 @@
+"""Copies of the whole database: backups, restores, and moves to another database."""

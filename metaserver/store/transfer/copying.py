@@ -1,0 +1,136 @@
+"""Copies the rows of one database to another, and compares what was written with what was read.
+
+Positions of the timeline differ. PostgreSQL's contain a transaction id, and SQLite numbers instants. Both compare as
+texts. PostgreSQL continues above any position that it finds (`renew_epoch`). SQLite can continue only from numbers, so
+a copy to SQLite numbers the instants again, above every position that a reader may have: a reader that continues sees
+instants twice, but misses none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from seamark.formats.runtime.errors import ConfigError, Corrupt
+from seamark.metaserver.store.sql.statement import SQLITE, Row
+from seamark.metaserver.store.transfer.database import DatabaseReader, DatabaseWriter
+from seamark.metaserver.store.transfer.layout import TableLayout, read_layout
+
+_INSTANTS = ("instants", "instants_archive")
+_POSITIONED = (*_INSTANTS, "cursors")
+_POSITION = "position"
+_SQLITE_DIGITS = 20
+_NUMBERS_PER_PREFIX = 10**16
+_PREFIX_MAX = 921
+"""Numbers have 64 bits, so the first four of the twenty digits of a position are at most 0921."""
+
+
+class TableDigest(msgspec.Struct, frozen=True):
+    """The number of rows of a table, and the SHA-256 of all rows in the order of the key."""
+
+    rows: int
+    sha256: str
+
+
+class _Digester:
+    def __init__(self) -> None:
+        self._rows = 0
+        self._hash = hashlib.sha256()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self._rows += len(rows)
+        self._hash.update(b"".join(msgspec.msgpack.encode(tuple(row)) for row in rows))
+
+    def finish(self) -> TableDigest:
+        return TableDigest(self._rows, self._hash.hexdigest())
+
+
+async def digest_rows(batches: AsyncIterator[Sequence[Row]]) -> TableDigest:
+    digester = _Digester()
+    async for rows in batches:
+        digester.add(rows)
+    return digester.finish()
+
+
+async def copy_database(
+    reader: DatabaseReader,
+    writer: DatabaseWriter,
+    *,
+    expected: Mapping[str, TableDigest] | None = None,
+    is_for_server: bool = True,
+) -> dict[str, TableDigest]:
+    """Copy all rows, read the copy again, and return the digest of each table as it was read from the source.
+
+    Args:
+        reader: The source.
+        writer: The target. The caller commits it.
+        expected: The digests that the source must have, if they are known.
+        is_for_server: Whether a server will use the target. Then its schema is migrated, and SQLite gets numbers as
+            positions. Otherwise the target has exactly the rows of the source.
+
+    Raises:
+        Corrupt: The source does not have the expected digests, or the copy differs from the source.
+    """
+    layout = read_layout(reader.version)
+    positions = await _read_positions(reader, layout) if is_for_server and writer.dialect is SQLITE else None
+    await writer.create(reader.version)
+    digests: dict[str, TableDigest] = {}
+    for table in layout:
+        read, written = _Digester(), _Digester()
+        async for rows in reader.rows(table):
+            read.add(rows)
+            rows = rows if positions is None else positions.replace_in(table, rows)
+            written.add(rows)
+            await writer.insert(table, rows)
+        digests[table.name] = read.finish()
+        if expected is not None and expected.get(table.name) != digests[table.name]:
+            raise Corrupt(f"The table {table.name} of the backup does not have its checksum; use another backup")
+        if await digest_rows(writer.rows(table)) != written.finish():
+            raise Corrupt(f"The copied table {table.name} differs from its source; nothing was changed")
+    if is_for_server:
+        await writer.migrate()
+    return digests
+
+
+class _Positions:
+    """The numbers that replace positions of PostgreSQL in SQLite.
+
+    Args:
+        positions: The positions of all instants, sorted.
+
+    Raises:
+        ConfigError: The positions are too high for numbers.
+    """
+
+    def __init__(self, positions: Sequence[str]) -> None:
+        self._positions = positions
+        above = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:04d}" > positions[-1][:4])
+        prefix = next(above, None)
+        if prefix is None:
+            raise ConfigError(f"The position {positions[-1]} of the timeline is too high for SQLite")
+        self._first = prefix * _NUMBERS_PER_PREFIX
+
+    def replace_in(self, table: TableLayout, rows: Sequence[Row]) -> Sequence[Row]:
+        if table.name not in _POSITIONED:
+            return rows
+        at = table.columns.index(_POSITION)
+        return [(*row[:at], self._number(row[at]), *row[at + 1 :]) for row in rows]
+
+    def _number(self, position: str) -> str:
+        """Return the number of an instant, or for a cursor that of the last instant up to it."""
+        return f"{self._first + bisect_right(self._positions, position):020d}"
+
+
+async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _Positions | None:
+    """Return the numbers for the positions of a database, or None if all positions are numbers already."""
+    positions: list[str] = []
+    for table in layout:
+        if table.name in _INSTANTS:
+            at = table.columns.index(_POSITION)
+            positions += [row[at] async for rows in reader.rows(table) for row in rows]
+    if all(len(position) == _SQLITE_DIGITS for position in positions):
+        return None
+    return _Positions(sorted(positions))

@@ -1,0 +1,64 @@
+"""The port to a whole database: a reader of one consistent state, and a writer of one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.store.sql.migrations import MIGRATIONS
+from seamark.metaserver.store.sql.statement import Row, SqlDialect
+from seamark.metaserver.store.transfer.layout import TableLayout
+
+BATCH_ROWS = 2000
+"""The number of rows that are in memory at a time."""
+
+
+class DatabaseReader(Protocol):
+    """Reads one state of a database, while others may write to it.
+
+    Attributes:
+        dialect: The dialect of the database.
+        version: The version of its schema.
+    """
+
+    dialect: SqlDialect
+    version: int
+
+    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+        """Yield all rows of a table in batches, in the order of its key."""
+
+
+class DatabaseWriter(Protocol):
+    """Replaces the content of a database, in one transaction that commits when its context ends without an error."""
+
+    dialect: SqlDialect
+
+    async def create(self, version: int) -> None:
+        """Remove all tables, and create the schema of a version."""
+
+    async def insert(self, table: TableLayout, rows: Sequence[Row]) -> None: ...
+
+    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+        """Yield the rows that were inserted, in batches, in the order of the key."""
+
+    async def migrate(self) -> None:
+        """Apply the migrations that the schema lacks."""
+
+
+def check_version(version: int, subject: str) -> int:
+    """Return the schema version of a database that is to be read.
+
+    Raises:
+        ConfigError: This program does not know the version.
+    """
+    if not 1 <= version <= len(MIGRATIONS):
+        raise ConfigError(
+            f"{subject} has schema version {version}, this program supports 1 to {len(MIGRATIONS)}; use the version of "
+            "Seamark that wrote it, or a newer one"
+        )
+    return version
+
+
+def make_not_empty_error(subject: str) -> ConfigError:
+    return ConfigError(f"{subject} contains a catalog; use an empty database, or add --overwrite to replace everything")

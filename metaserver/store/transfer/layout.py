@@ -1,0 +1,49 @@
+"""The tables of each schema version, and their columns, as the migrations create them.
+
+SQLite and PostgreSQL have the same tables with the same columns. The layout comes from the migrations, so a copy
+contains the tables of a later migration without a change here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import NamedTuple
+
+from seamark.metaserver.store.sql.migrations import create_schema
+from seamark.metaserver.store.sql.sqlite import drive
+from seamark.metaserver.store.sql.statement import SQLITE
+
+VERSION_TABLE = "schema_version"
+CONTENT_TABLES = ("namespaces", "entries", "dropped", "instants", "tokens", "grants")
+"""A database with a row in one of these tables is in use. All of them are in the first schema."""
+
+
+class TableLayout(NamedTuple):
+    """A table with its columns.
+
+    `key` are the columns of the primary key, or all columns of a table without one. They give the order of rows.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+    @property
+    def select(self) -> str:
+        return f"SELECT {', '.join(self.columns)} FROM {self.name} ORDER BY {', '.join(self.key)}"  # noqa: S608
+
+
+def read_layout(version: int) -> tuple[TableLayout, ...]:
+    """Return the tables of a schema version, except the table with the version."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        drive(connection, create_schema(version, SQLITE))
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return tuple(_describe(connection, name) for name in sorted(names) if name != VERSION_TABLE)
+
+
+def _describe(connection: sqlite3.Connection, name: str) -> TableLayout:
+    rows = connection.execute(f"PRAGMA table_info({name})").fetchall()
+    columns = tuple(row[1] for row in rows)
+    key = tuple(row[1] for row in sorted(rows, key=lambda row: row[5]) if row[5])
+    return TableLayout(name, columns, key or columns)

@@ -1,0 +1,1 @@
+"""Tests of backups, moves, rebuilds and upgrades."""

@@ -1,0 +1,165 @@
+"""Tests of `seamark backup`, `restore`, `migrate` and `rebuild` on random catalogs, judged through the HTTP API."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery.world import Listing, RandomCatalog, list_catalog, location_of, uuid_of
+from tests.seeds import first_seed
+from tests.services.command import run_seamark
+from tests.services.seamark import SHARED_KEY, Seamark
+
+ACTIONS = 60
+
+
+def run(home: Path, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+    environment = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, **(env or {})}
+    completed = run_seamark(*arguments, "--home", str(home), env=environment)
+    assert completed.returncode == code, completed.stdout + completed.stderr
+    return completed.stdout
+
+
+def forget_database(home: Path) -> None:
+    for path in home.glob("seamark.db*"):
+        path.unlink()
+
+
+def rebuild(home: Path, *arguments: str) -> Any:
+    return json.loads(run(home, "rebuild", "--json", *arguments))
+
+
+def without_location(listing: Listing) -> Listing:
+    return {kind: rows for kind, rows in listing.items() if kind != "location"}
+
+
+@pytest.fixture
+def seed() -> int:
+    return first_seed()
+
+
+def test_backup_of_a_running_server_is_restored_equal(tmp_path: Path, seed: int) -> None:
+    home, file = tmp_path / "home", tmp_path / "backup"
+    with Seamark(home) as server:
+        world = RandomCatalog(server.base_url, seed)
+        world.run(ACTIONS)
+        run(home, "backup", str(file))
+        before = list_catalog(server.base_url)
+        world.run(ACTIONS)
+    refused = run_seamark("restore", str(file), "--home", str(home))
+    assert refused.returncode == 2
+    assert "--overwrite" in refused.stderr
+    run(home, "restore", str(file), "--overwrite")
+    with Seamark(home) as server:
+        assert list_catalog(server.base_url) == before
+
+
+def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path, seed: int) -> None:
+    home, file = tmp_path / "home", tmp_path / "backup"
+    with Seamark(home) as server:
+        world = RandomCatalog(server.base_url, seed)
+        world.run(ACTIONS)
+        run(home, "backup", str(file))
+        before = list_catalog(server.base_url)
+        for _ in range(ACTIONS):
+            world.commit()
+            world.create_table()
+            world.replace_view()
+        after = list_catalog(server.base_url)
+    changed = {name for kind in ("table", "view") for name in before[kind] if before[kind][name] != after[kind][name]}
+    assert changed
+    reported = json.loads(run(home, "restore", str(file), "--overwrite", "--json"))
+    assert {later["name"] for later in reported["later"]} == changed
+    assert not any(later["is-advanced"] for later in reported["later"])
+    with Seamark(home) as server:
+        assert list_catalog(server.base_url) == before
+    advanced = json.loads(run(home, "restore", str(file), "--overwrite", "--advance", "--json"))
+    assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed
+    assert not advanced["findings"]
+    rebuild(home)
+    with Seamark(home) as server:
+        assert list_catalog(server.base_url) == after
+
+
+def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: int, postgres_url: str) -> None:
+    home, back = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
+    with Seamark(home) as server:
+        RandomCatalog(server.base_url, seed).run(ACTIONS)
+        before = list_catalog(server.base_url)
+        refused = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
+        assert refused.returncode == 2
+        assert "Another server runs" in refused.stderr
+    run(home, "migrate", "--to", postgres_url)
+    with Seamark(home, database=postgres_url) as server:
+        assert list_catalog(server.base_url) == before
+    run(home, "migrate", "--database", postgres_url, "--to", back)
+    with Seamark(home, database=back) as server:
+        assert list_catalog(server.base_url) == before
+        RandomCatalog(server.base_url, seed + 1)
+
+
+def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -> None:
+    home = tmp_path / "home"
+    with Seamark(home) as server:
+        world = RandomCatalog(server.base_url, seed)
+        world.run(3 * ACTIONS)
+        before = list_catalog(server.base_url)
+    forget_database(home)
+    found = rebuild(home)
+    # The rebuilt names are those of the creation, unless several tables had the same one.
+    counts = Counter(world.created.values())
+    assert {each["uuid"]: (each["kind"], each["name"]) for each in found["registered"]} == {
+        uuid: created for uuid, created in world.created.items() if counts[created] == 1
+    }
+    with Seamark(home) as server:
+        after = list_catalog(server.base_url)
+    rebuilt = contents_by_uuid(after)
+    for uuid, content in contents_by_uuid(before).items():
+        assert rebuilt[uuid] == content
+    assert after["namespace"].keys() <= before["namespace"].keys()
+    assert rebuild(home)["registered"] == []
+
+
+def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: int) -> None:
+    home = tmp_path / "home"
+    with Seamark(home) as server:
+        world = RandomCatalog(server.base_url, seed)
+        world.run(3 * ACTIONS)
+        before = list_catalog(server.base_url)
+    names = {
+        location_of(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
+    } | {row["metadata-location"]: None for row in before["dropped"].values()}
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    database = (home / "seamark.db").read_bytes()
+    forget_database(home)
+    dry = rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
+    assert not (home / "seamark.db").exists(), database[:4]
+    assert rebuild(home, "--names", str(tmp_path / "names.json")) == dry
+    with Seamark(home) as server:
+        after = list_catalog(server.base_url)
+    for kind in ("table", "view", "function"):
+        assert after[kind] == before[kind]
+
+
+def contents_by_uuid(listing: Listing) -> dict[str, Any]:
+    return {
+        uuid_of(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
+    }
+
+
+def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed: int) -> None:
+    home, warehouse = tmp_path / "home", f"file://{tmp_path / 'lake'}"
+    with Seamark(home, warehouse=warehouse) as server:
+        RandomCatalog(server.base_url, seed).run(ACTIONS)
+        before = contents_by_uuid(list_catalog(server.base_url))
+    shutil.rmtree(home)
+    run(home, "rebuild", "--warehouse", warehouse)
+    with Seamark(home, warehouse=warehouse) as server:
+        after = contents_by_uuid(list_catalog(server.base_url))
+    assert {uuid: after[uuid] for uuid in before} == before

@@ -1,0 +1,263 @@
+"""Tests of backups, restores, moves to another database, and upgrades from each earlier schema.
+
+The rows come from the schema itself: each table has rows with distinct values, so that a column or a table that a copy
+leaves out is noticed. The oracle reads them with its own statements.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ConfigError, Corrupt, SeamarkError
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
+from seamark.metaserver.store.sql.migrations import MIGRATIONS
+from seamark.metaserver.store.transfer.backups import read_backup, restore_backup, write_backup
+from seamark.metaserver.store.transfer.copying import copy_database
+from seamark.metaserver.store.transfer.open import read_database, write_database
+from tests.store.samples import NS, make_entry, make_instant
+
+Content = dict[str, list[tuple[Any, ...]]]
+NEWEST = len(MIGRATIONS)
+PLAIN_SECRETS_VERSION = 6
+"""The last version whose signing keys were not encrypted. A migration deletes them."""
+ROWS = 3
+
+
+def create_old_database(path: Path, version: int) -> None:
+    """Create a database as the program of a version did, with rows in each table."""
+    tokens = {"text": "TEXT", "int": "INTEGER", "bytes": "BLOB", "table": "STRICT, WITHOUT ROWID"}
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
+        for step in MIGRATIONS[:version]:
+            for sql in step.get("", ()):
+                connection.execute(sql.format(**tokens))
+        connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+        for name in list_tables(connection):
+            for number in range(ROWS):
+                add_row(connection, name, number)
+
+
+def add_row(connection: sqlite3.Connection, table: str, number: int) -> None:
+    values: list[Any] = []
+    for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
+        if column == "position":
+            values.append(f"{100 + number if table == 'instants' else number + 1:020d}")
+        elif kind == "TEXT":
+            values.append(f"{column} {number} é\U0001f600 {table}")
+        elif kind == "BLOB":
+            values.append(bytes((number, 0, 255)))
+        else:
+            values.append(number + (1 << 40))
+    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", values)
+
+
+def list_tables(connection: sqlite3.Connection) -> list[str]:
+    rows = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT IN ('schema_version', 'backup_info')"
+    )
+    return sorted(row[0] for row in rows)
+
+
+def read_sqlite_content(path: Path, columns: dict[str, str] | None = None) -> Content:
+    """Return all rows by table. With `columns`, only these tables and columns."""
+    with closing(sqlite3.connect(path)) as connection:
+        chosen = columns or dict.fromkeys(list_tables(connection), "*")
+        return {
+            name: sorted(connection.execute(f"SELECT {text} FROM {name}"), key=repr) for name, text in chosen.items()
+        }
+
+
+def list_columns(path: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            name: ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({name})"))
+            for name in list_tables(connection)
+        }
+
+
+async def read_postgres_content(url: str, columns: dict[str, str]) -> Content:
+    connection = await asyncpg.connect(url)
+    try:
+        return {
+            name: sorted((tuple(row) for row in await connection.fetch(f"SELECT {text} FROM {name}")), key=repr)
+            for name, text in columns.items()
+        }
+    finally:
+        await connection.close()
+
+
+async def back_up(url: str, file: Path) -> None:
+    async with read_database(url) as reader:
+        await write_backup(reader, file, created_ms=1, program="test", warehouse="file:///w", overwrite=False)
+
+
+async def restore(file: Path, url: str, *, overwrite: bool = False) -> None:
+    async with read_backup(file) as (info, reader), write_database(url, overwrite=overwrite) as writer:
+        await restore_backup(info, reader, writer)
+
+
+async def move(source: str, target: str) -> None:
+    async with (
+        read_database(source, is_writer_excluded=True) as reader,
+        write_database(target, overwrite=False) as writer,
+    ):
+        await copy_database(reader, writer)
+
+
+@pytest.mark.parametrize("version", range(1, NEWEST + 1))
+async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "old.db"
+    create_old_database(path, version)
+    columns, before = list_columns(path), read_sqlite_content(path)
+    async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
+        await store.ping()
+    after = read_sqlite_content(path, columns)
+    if version <= PLAIN_SECRETS_VERSION:
+        assert before.pop("secrets")
+        assert after.pop("secrets") == []
+    assert after == before
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(NEWEST,)]
+
+
+@pytest.mark.parametrize("version", range(1, NEWEST + 1))
+async def test_backup_of_each_version_is_restored_and_upgraded(tmp_path: Path, version: int) -> None:
+    path, file, other = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
+    create_old_database(path, version)
+    columns, before = list_columns(path), read_sqlite_content(path)
+    await back_up(f"sqlite://{path}", file)
+    assert read_sqlite_content(file) == before
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    await restore(file, f"sqlite://{other}")
+    after = read_sqlite_content(other, columns)
+    if version <= PLAIN_SECRETS_VERSION:
+        before["secrets"] = []
+    assert after == before
+
+
+async def test_copy_to_postgres_and_back_has_all_rows(tmp_path: Path, postgres_url: str) -> None:
+    path, back, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
+    create_old_database(path, NEWEST)
+    columns, before = list_columns(path), read_sqlite_content(path)
+    await move(f"sqlite://{path}", postgres_url)
+    assert await read_postgres_content(postgres_url, columns) == before
+    assert read_sqlite_content(path) == before
+    await back_up(postgres_url, file)
+    assert read_sqlite_content(file) == before
+    await move(postgres_url, f"sqlite://{back}")
+    assert read_sqlite_content(back) == before
+
+
+async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_path: Path, postgres_url: str) -> None:
+    path, file = tmp_path / "old.db", tmp_path / "backup"
+    create_old_database(path, 1)
+    columns, before = list_columns(path), read_sqlite_content(path)
+    await back_up(f"sqlite://{path}", file)
+    await restore(file, postgres_url)
+    before["secrets"] = []
+    assert await read_postgres_content(postgres_url, columns) == before
+
+
+async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: str) -> None:
+    clock = SimulatedClock(seed=1)
+    first, last = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
+    ids, seen = [], []
+    for number, (url, source) in enumerate(((first, None), (postgres_url, first), (last, postgres_url))):
+        if source is not None:
+            await move(source, url)
+        async with open_store(url, clock=clock) as store:
+            for instant in range(3):
+                ids.append(f"{number}-{instant}")
+                await store.transact([RecordInstant(instant=make_instant(ids[-1]))])
+            instants = await store.instants(InstantFilter(), 100)
+            assert [instant.id for instant in instants] == ids
+            # A reader that continues from a position of the database before misses no later instant.
+            for position in seen:
+                later = await store.instants(InstantFilter(since=position), 100)
+                assert [instant.id for instant in later][-3:] == ids[-3:]
+            seen += [instant.position for instant in instants]
+
+
+async def test_damaged_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path, file, target = tmp_path / "a.db", tmp_path / "backup", tmp_path / "b.db"
+    create_old_database(path, NEWEST)
+    await back_up(f"sqlite://{path}", file)
+    await move(f"sqlite://{path}", f"sqlite://{target}")
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("UPDATE entries SET metadata_location = 'file:///elsewhere' WHERE name LIKE 'name 1%'")
+    before = read_sqlite_content(target)
+    with pytest.raises(Corrupt, match="entries"):
+        await restore(file, f"sqlite://{target}", overwrite=True)
+    assert read_sqlite_content(target) == before
+
+
+async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgres_url: str) -> None:
+    path, file = tmp_path / "a.db", tmp_path / "backup"
+    async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
+        await store.transact([CreateNamespace(NS, {}), CreateEntry(entry=make_entry("t"))])
+    await back_up(f"sqlite://{path}", file)
+    await restore(file, postgres_url)
+    for url in (f"sqlite://{path}", postgres_url):
+        with pytest.raises(ConfigError, match="--overwrite"):
+            await restore(file, url)
+        await restore(file, url, overwrite=True)
+        async with open_store(url, clock=SimulatedClock(seed=1)) as store:
+            assert (await store.entry(make_entry("t").kind, NS, "t")) is not None
+            assert isinstance(store, GeneratorStore)
+            await store.check_invariants()
+
+
+async def test_postgres_database_in_use_is_refused(tmp_path: Path, postgres_url: str) -> None:
+    path = tmp_path / "a.db"
+    create_old_database(path, NEWEST)
+    async with open_store(postgres_url, clock=SimulatedClock(seed=1)):
+        with pytest.raises(ConfigError, match="Stop all servers"):
+            await move(f"sqlite://{path}", postgres_url)
+        with pytest.raises(ConfigError, match="Stop all servers"):
+            await move(postgres_url, f"sqlite://{tmp_path / 'b.db'}")
+
+
+async def test_backup_of_a_database_in_use_has_one_state(tmp_path: Path) -> None:
+    url, file = f"sqlite://{tmp_path / 'a.db'}", tmp_path / "backup"
+    async with open_store(url, clock=SimulatedClock(seed=1)) as store:
+        await store.transact([CreateNamespace(NS, {})])
+        async with read_database(url) as reader:
+            await store.transact([CreateEntry(entry=make_entry("late"))])
+            await write_backup(reader, file, created_ms=1, program="test", warehouse="file:///w", overwrite=False)
+    assert read_sqlite_content(file)["entries"] == []
+    assert len(read_sqlite_content(file)["namespaces"]) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no database, but a longer text than a header of SQLite has\n" * 3])
+async def test_file_that_is_no_backup_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(SeamarkError):
+        await restore(file, f"sqlite://{tmp_path / 'a.db'}")
+
+
+async def test_failed_copy_leaves_the_target_as_it_was(tmp_path: Path, postgres_url: str) -> None:
+    path, target = tmp_path / "a.db", tmp_path / "b.db"
+    create_old_database(path, NEWEST)
+    create_old_database(target, 3)
+    before = read_sqlite_content(target)
+    for url in (f"sqlite://{target}", postgres_url):
+        with suppress(ZeroDivisionError):
+            async with read_database(f"sqlite://{path}") as reader, write_database(url, overwrite=True) as writer:
+                await copy_database(reader, writer)
+                raise ZeroDivisionError
+    assert read_sqlite_content(target) == before
+    with pytest.raises(ConfigError, match="contains no catalog"):
+        async with read_database(postgres_url):
+            pass

@@ -1,0 +1,190 @@
+"""A random catalog over HTTP, and an independent listing of it.
+
+The actions are those of clients: namespaces, tables with commits, branches and properties, views, functions, renames,
+drops and undrops. The listing reads everything through the API. It shares no code with backups and rebuilds.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from urllib.parse import quote
+
+from tests.api.client import SCHEMA, VIEW_VERSION, function_document
+from tests.catalog.rig import append
+from tests.faults.rigs.http import Client
+
+SEPARATOR = "\x1f"
+Path = tuple[str, ...]
+Listing = dict[str, dict[str, Any]]
+
+
+class RandomCatalog:
+    """Sends random changes, and remembers under which name each table, view and function was created."""
+
+    def __init__(self, base_url: str, seed: int) -> None:
+        self.client = Client(base_url)
+        self._rng = random.Random(seed)
+        self._number = 0
+        self.namespaces: list[Path] = []
+        self.tables: dict[str, tuple[Path, str]] = {}
+        self.views: dict[str, tuple[Path, str]] = {}
+        self.dropped: dict[str, str] = {}
+        self.created: dict[str, tuple[str, str]] = {}
+        """The kind, and the name at the creation, by UUID."""
+
+    def run(self, actions: int) -> None:
+        self.create_namespace()
+        for _ in range(actions):
+            self._rng.choice(
+                (
+                    *(self.create_table,) * 5,
+                    *(self.commit,) * 8,
+                    *(self.create_view, self.replace_view, self.put_function),
+                    *(self.create_namespace, self.rename, self.rename, self.drop, self.drop, self.undrop),
+                )
+            )()
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        status, answer = self.client.call(method, path, body)
+        assert status in (200, 204), (method, path, status, answer)
+        return answer
+
+    def _new_name(self) -> str:
+        self._number += 1
+        return f"n{self._number}"
+
+    def create_namespace(self) -> None:
+        parent = self._rng.choice([(), *self.namespaces]) if self.namespaces else ()
+        path = (*parent, self._new_name())[-3:] if len(parent) < 3 else (self._new_name(),)
+        self._call("POST", "/v1/namespaces", {"namespace": list(path), "properties": {"owner": path[-1]}})
+        self.namespaces.append(path)
+
+    def create_table(self) -> None:
+        path, name = self._rng.choice(self.namespaces), self._new_name()
+        body = {"name": name, "schema": SCHEMA, "properties": {"seamark.services.compact": "off"}}
+        answer = self._call("POST", f"{namespace_route(path)}/tables", body)
+        self._remember(self.tables, "table", answer["metadata"]["table-uuid"], path, name)
+
+    def create_view(self) -> None:
+        path, name = self._rng.choice(self.namespaces), self._new_name()
+        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+        answer = self._call("POST", f"{namespace_route(path)}/views", body)
+        self._remember(self.views, "view", answer["metadata"]["view-uuid"], path, name)
+
+    def put_function(self) -> None:
+        path, name, document = self._rng.choice(self.namespaces), self._new_name(), function_document()
+        for version in range(self._rng.randint(1, 3)):
+            document["properties"] = {"version": str(version)}
+            self._call("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
+        self.created[document["function-uuid"]] = ("function", ".".join((*path, name)))
+
+    def _remember(self, live: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
+        live[uuid] = (path, name)
+        self.created[uuid] = (kind, ".".join((*path, name)))
+
+    def commit(self) -> None:
+        if not self.tables:
+            return
+        path, name = self._rng.choice(list(self.tables.values()))
+        route = f"{namespace_route(path)}/tables/{name}"
+        metadata = self._call("GET", f"{route}?snapshots=all")["metadata"]
+        kind = self._rng.choice(("properties", "append", "append", "branch"))
+        requirements: list[Any] = []
+        updates: list[Any] = [{"action": "set-properties", "updates": {"p": str(self._rng.random())}}]
+        head = metadata.get("current-snapshot-id")
+        head = None if head in (None, -1) else head
+        if kind == "append":
+            snapshot_id = self._rng.randrange(1, 1 << 60)
+            requirements, updates = append(snapshot_id, head, metadata["last-sequence-number"] + 1)
+        elif kind == "branch" and head is not None:
+            branch = {"action": "set-snapshot-ref", "ref-name": self._new_name(), "type": "branch", "snapshot-id": head}
+            updates = [branch]
+        self._call("POST", route, {"requirements": requirements, "updates": updates})
+
+    def replace_view(self) -> None:
+        if self.views:
+            path, name = self._rng.choice(list(self.views.values()))
+            updates = [{"action": "set-properties", "updates": {"p": str(self._rng.random())}}]
+            self._call("POST", f"{namespace_route(path)}/views/{name}", {"requirements": [], "updates": updates})
+
+    def rename(self) -> None:
+        kind, live = self._rng.choice((("tables", self.tables), ("views", self.views)))
+        if live:
+            uuid = self._rng.choice(list(live))
+            (path, name), target = live[uuid], (self._rng.choice(self.namespaces), self._new_name())
+            body = {
+                "source": {"namespace": list(path), "name": name},
+                "destination": {"namespace": list(target[0]), "name": target[1]},
+            }
+            self._call("POST", f"/v1/{kind}/rename", body)
+            live[uuid] = target
+
+    def drop(self) -> None:
+        if self.tables:
+            uuid = self._rng.choice(list(self.tables))
+            path, name = self.tables.pop(uuid)
+            self._call("DELETE", f"{namespace_route(path)}/tables/{name}")
+            rows = self._call("GET", "/api/v1/dropped")["dropped"]
+            self.dropped[uuid] = next(row["id"] for row in rows if row["uuid"] == uuid)
+
+    def undrop(self) -> None:
+        if self.dropped:
+            uuid = self._rng.choice(list(self.dropped))
+            target = (self._rng.choice(self.namespaces), self._new_name())
+            body = {"namespace": list(target[0]), "name": target[1]}
+            self._call("POST", f"/api/v1/dropped/{self.dropped.pop(uuid)}/undrop", body)
+            self.tables[uuid] = target
+
+
+def encode(path: Path) -> str:
+    return quote(SEPARATOR.join(path), safe="")
+
+
+def namespace_route(path: Path) -> str:
+    return f"/v1/namespaces/{encode(path)}"
+
+
+def list_catalog(base_url: str) -> Listing:
+    """Return all namespaces, tables, views, functions and dropped tables of a server, by kind and name."""
+    client = Client(base_url)
+
+    def get(path: str) -> Any:
+        status, body = client.call("GET", path)
+        assert status == 200, (path, body)
+        return body
+
+    listing: Listing = {"namespace": {}, "table": {}, "view": {}, "function": {}, "dropped": {}}
+    pending: list[Path] = [()]
+    while pending:
+        path = pending.pop()
+        children = get(f"/v1/namespaces?parent={encode(path)}" if path else "/v1/namespaces")["namespaces"]
+        pending += map(tuple, children)
+        if not path:
+            continue
+        route = namespace_route(path)
+        listing["namespace"][".".join(path)] = get(route)["properties"]
+        for kind in ("table", "view"):
+            for identifier in get(f"{route}/{kind}s")["identifiers"]:
+                name = identifier["name"]
+                loaded = get(f"{route}/{kind}s/{quote(name, safe='')}")
+                listing[kind][".".join((*path, name))] = (loaded["metadata-location"], loaded["metadata"])
+        for identifier in get(f"{route}/functions")["identifiers"]:
+            loaded = get(f"{route}/functions/{quote(identifier[-1], safe='')}")
+            listing["function"][".".join(identifier)] = loaded["metadata"]
+    for row in get("/api/v1/dropped")["dropped"]:
+        listing["dropped"][row["id"]] = row
+    return listing
+
+
+def uuid_of(kind: str, content: Any) -> str:
+    """Return the UUID of a table, view or function in a listing."""
+    uuid: str = content["function-uuid"] if kind == "function" else content[1][f"{kind}-uuid"]
+    return uuid
+
+
+def location_of(kind: str, content: Any) -> str:
+    """Return the metadata file of a table or view in a listing."""
+    assert kind != "function"
+    location: str = content[0]
+    return location
