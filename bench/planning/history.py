@@ -25,7 +25,7 @@ from bench.report import OURS, Report
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
 from bench.wire import Request
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead
+from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead, StatementSample
 from seamark.metaserver.history.samples import HIGH, FilterSample, RangeWidth
 from seamark.metaserver.history.shapes import QueryShape, Term
 from seamark.metaserver.settings.settings import Settings
@@ -113,7 +113,9 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
         for hour in range(DAYS * 24):
             for shape in rng.choices(shapes, weights, k=per_flush):
                 read = StatementRead(f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6)
-                history.add(read, None, 0.001, _sample)
+                samplers = history.add(read, None, 0.001)
+                if samplers is not None:
+                    samplers.append(_sample)
             await history.flush()
             clock.ahead_ms += HOUR_MS
             if hour % 24 == 23:
@@ -128,8 +130,9 @@ def _shape(number: int) -> QueryShape:
     return QueryShape("trino", tuple(range(1, 5 + number)), terms)
 
 
-def _sample() -> FilterSample:
-    return FilterSample((RangeWidth(3, HIGH, 0.03125), RangeWidth(4, HIGH, 0.5)))
+def _sample() -> StatementSample:
+    widths = RangeWidth(3, HIGH, 0.03125), RangeWidth(4, HIGH, 0.5)
+    return StatementSample(FilterSample(widths), -1, -1)
 
 
 @asynccontextmanager

@@ -72,6 +72,23 @@ class StatementRead(NamedTuple):
     bytes_left: int = -1
 
 
+class StatementSample(NamedTuple):
+    """What is computed only for some statements of a shape, because it would take a plan too long.
+
+    Attributes:
+        filter: A sample of the filter's values, or None if the statement has no filter.
+        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or were counted with it.
+        bytes_left: See `StatementRead`.
+    """
+
+    filter: FilterSample | None
+    bytes_in: int
+    bytes_left: int
+
+
+StatementSampler = Callable[[], StatementSample | None]
+
+
 class _Key(NamedTuple):
     uuid: str
     principal: str | None
@@ -81,12 +98,19 @@ class _Key(NamedTuple):
 class _Counts:
     """The sums of one shape since the last flush. A class with slots, because each plan changes one."""
 
-    __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samples", "sized", "statements")
+    __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samplers", "sized", "statements")
 
     def __init__(self) -> None:
         self.statements = self.files_in = self.files_left = self.sized = self.bytes_in = self.bytes_left = 0
         self.plan_s = 0.0
-        self.samples: list[Callable[[], FilterSample | None]] = []
+        self.samplers: list[StatementSampler] = []
+
+    def add_sizes(self, bytes_in: int, bytes_left: int) -> None:
+        """Add the bytes before and after pruning of one statement, if both are known."""
+        if bytes_left >= 0 <= bytes_in:
+            self.sized += 1
+            self.bytes_in += bytes_in
+            self.bytes_left += bytes_left
 
     def sums(self) -> QuerySums:
         return QuerySums(
@@ -126,16 +150,17 @@ class QueryHistory:
         read: StatementRead,
         principal: str | None,
         plan_s: float = 0.0,
-        sample: Callable[[], FilterSample | None] | None = None,
-    ) -> None:
+    ) -> list[StatementSampler] | None:
         """Count a statement.
 
         Args:
             read: What the statement read.
             principal: The principal that reads. None if the server has no logins; then it may use the whole limit.
             plan_s: The duration of planning.
-            sample: Computes a sample of the statement's values. It is called in a thread, before the counts are
-                recorded, if the shape has few samples.
+
+        Returns:
+            The functions that sample statements of the shape, if there are few. The caller may add a function. It is
+            called in a thread, before the counts are recorded.
         """
         key = _Key(read.uuid, principal, read.shape)
         counts = self._counts.get(key)
@@ -145,12 +170,8 @@ class QueryHistory:
         counts.files_in += read.files_in
         counts.files_left += read.files_left
         counts.plan_s += plan_s
-        if read.bytes_left >= 0 <= read.bytes_in:
-            counts.sized += 1
-            counts.bytes_in += read.bytes_in
-            counts.bytes_left += read.bytes_left
-        if sample is not None and len(counts.samples) < SAMPLES_EACH:
-            counts.samples.append(sample)
+        counts.add_sizes(read.bytes_in, read.bytes_left)
+        return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
     def _counts_of_new(self, key: _Key) -> _Counts:
         shape = key.shape
@@ -252,7 +273,10 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
             owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
-            samples = [sample for take in counted.samples if (sample := take()) is not None]
+            taken = [sample for take in counted.samplers if (sample := take()) is not None]
+            for sample in taken:
+                counted.add_sizes(sample.bytes_in, sample.bytes_left)
+            samples = [sample.filter for sample in taken if sample.filter is not None]
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -121,16 +122,20 @@ def conjuncts_of(
         expression: The filter. It is bound, or its columns are found by `find_column`.
         find_column: Returns the id of a column by its name. Terms of columns without an id are left out.
     """
-    conjuncts = set()
+    conjuncts: set[Conjunct] = set()
     for part in _split(expression):
-        terms = tuple(sorted(set(_terms(part, find_column))))
-        if terms:
+        predicate, negated = part
+        if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
+            conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
+        elif terms := tuple(sorted(set(_terms(part, find_column)))):
             conjuncts.add(terms)
-    return tuple(sorted(conjuncts))
+    return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
 
 
 def _split(expression: Expression) -> list[tuple[Expression, bool]]:
     """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with whether it is negated."""
+    if isinstance(expression, Bound):
+        return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []
     waiting = [(expression, False)]
     while waiting and len(conjuncts) < CONJUNCTS_MAX:
@@ -167,15 +172,16 @@ def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | Non
 
 
 def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> Term:
-    op = _NEGATED[predicate.op] if negated else predicate.op
     rounded = 1
     while rounded < values:
         rounded *= 10
     # The parameter of a transform is a number that the client chooses, so it counts as a literal.
     transform = predicate.transform.partition("[")[0]
-    return Term(
-        column_id,
-        op.value,
-        transform if transform in _TRANSFORMS or is_function(transform) else _OTHER_TRANSFORM,
-        rounded,
-    )
+    is_known = transform in _TRANSFORMS or is_function(transform)
+    op = _NEGATED[predicate.op] if negated else predicate.op
+    return _cached_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
+
+
+@lru_cache(maxsize=10_000)
+def _cached_term(column_id: int, op: Op, transform: str, values: int) -> Term:
+    return Term(column_id, op.value, transform, values)

@@ -11,7 +11,6 @@ with the same value (`plan_audience.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +39,7 @@ from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, sampler_of, shape_of
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.history.history import StatementRead
-from seamark.metaserver.history.samples import FilterSample
+from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
@@ -191,7 +189,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     bound_scan = filters.apply_to(bound_scan)
     new_plan_table = _NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    _count(call, loaded, body, bound_scan, answer, new_plan_table.sample)
+    _count(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
@@ -203,7 +201,7 @@ def _count(
     body: PlanTableRequest,
     bound_scan: BoundScan,
     answer: PlanTableResponse,
-    sample: Callable[[], FilterSample | None] | None,
+    sampler: StatementSampler | None,
 ) -> None:
     """Count the statement of the request, also if its plan table was shared or not created."""
     assert loaded.entry is not None
@@ -215,7 +213,7 @@ def _count(
     count_statement(
         call,
         StatementRead(loaded.entry.uuid, shape, answer.considered_files, answer.files, considered_bytes, answer.bytes),
-        sample,
+        sampler,
     )
 
 
@@ -282,7 +280,7 @@ class _NewPlanTable:
         "_lease_s",
         "_principal_name",
         "_question",
-        "sample",
+        "sampler",
     )
 
     def __init__(
@@ -299,7 +297,7 @@ class _NewPlanTable:
         if bound_scan.snapshot is not None and is_fresh(bound_scan.snapshot):
             # The other half of the time, in which the fresh files exist, is for queries that run.
             self._lease_s = min(self._lease_s, max(1, call.components.settings.stream_fresh_retention_s // 2))
-        self.sample: Callable[[], FilterSample | None] | None = None
+        self.sampler: StatementSampler | None = None
         """Samples the values of the filter, if this request was planned."""
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
@@ -329,8 +327,7 @@ class _NewPlanTable:
         assert snapshot is not None
         name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
         scan_plan = await app[COMPONENTS].planner.plan(self._bound_scan, entry)
-        components = app[COMPONENTS]
-        self.sample = sampler_of(components.keyring, scan_plan, components.history.literals)
+        self.sampler = sampler_of(app[COMPONENTS], self._bound_scan, scan_plan, has_sizes=True)
         manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
         is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
         misleads = False

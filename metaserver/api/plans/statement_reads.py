@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -23,12 +23,12 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.packing import MISSING, Form
 from seamark.formats.protocol.wire import PROXY_ENGINE
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
+from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.plans.column_reads import schema_of_report
-from seamark.metaserver.history.history import QueryHistory, StatementRead
+from seamark.metaserver.history.history import QueryHistory, StatementRead, StatementSample, StatementSampler
 from seamark.metaserver.history.samples import (
     DROPPED,
     FILTER_CHARACTERS_MAX,
@@ -46,8 +46,6 @@ from seamark.metaserver.store.model import Entry
 
 _SAMPLED_VALUES_MAX = 200
 """A filter with more values and predicates than this has no sample."""
-_SIZED_FILES_MAX = 100_000
-"""The bytes of a plan with more files than this are not counted, because that would take milliseconds."""
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
@@ -63,13 +61,13 @@ def history_of(call: Call) -> QueryHistory | None:
     return history if history.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
-def count_statement(
-    call: Call, read: StatementRead | None, sample: Callable[[], FilterSample | None] | None = None
-) -> None:
+def count_statement(call: Call, read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
     """Count a statement, if statements are counted. If `read` is None, do nothing."""
     history = None if read is None else history_of(call)
     if history is not None and read is not None:
-        history.add(read, _principal_of(call), sample=sample)
+        samplers = history.add(read, _principal_of(call))
+        if samplers is not None and sampler is not None:
+            samplers.append(sampler)
 
 
 def count_plan_statement(
@@ -101,20 +99,11 @@ def count_plan_statement(
     history = history_of(call)
     if entry is None or history is None:
         return None
-    snapshot = bound_scan.snapshot
-    bytes_in = -1 if snapshot is None or bound_scan.options.is_incremental else _total(snapshot, _TOTAL_BYTES)
-    bytes_left = -1
-    if scan_plan.files <= _SIZED_FILES_MAX:
-        bytes_left = int(files_at(scan_plan.view, scan_plan.entry_ids).longs("file_size_in_bytes").sum())
-    read = StatementRead(
-        entry.uuid,
-        shape_of(bound_scan, engine, select=select, joins=joins),
-        scan_plan.considered,
-        scan_plan.files,
-        max(bytes_in, bytes_left) if bytes_in >= 0 else -1,
-        bytes_left,
-    )
-    history.add(read, _principal_of(call), plan_s, sampler_of(call.components.keyring, scan_plan, history.literals))
+    shape = shape_of(bound_scan, engine, select=select, joins=joins)
+    read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files)
+    samplers = history.add(read, _principal_of(call), plan_s)
+    if samplers is not None:
+        samplers.append(sampler_of(call.components, bound_scan, scan_plan))
     return read
 
 
@@ -122,12 +111,15 @@ def shape_of(
     bound_scan: BoundScan, engine: str, *, select: Sequence[str] | None = None, joins: Collection[str] = ()
 ) -> QueryShape:
     """Return the shape of a statement that reads a table. See `count_plan_statement` for the arguments."""
+    conjuncts = conjuncts_of(bound_scan.bound)
+    if not select and not joins:
+        return QueryShape(engine, (), conjuncts)
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
     return QueryShape(
         engine,
         columns_of_shape(by_name[name] for name in names if name in by_name),
-        conjuncts_of(bound_scan.bound),
+        conjuncts,
         columns_of_shape(by_name[name] for name in joins if name in by_name),
     )
 
@@ -217,26 +209,50 @@ def _metric(metrics: object, name: str) -> int:
 # The samples of compared values
 
 
-def sampler_of(keyring: Keyring, scan_plan: ScanPlan, literals: str) -> Callable[[], FilterSample | None] | None:
-    """Return a function that samples the values of a plan's filter, or None if the filter has too many values.
+def sampler_of(
+    components: ServerComponents, bound_scan: BoundScan, scan_plan: ScanPlan, *, has_sizes: bool = False
+) -> StatementSampler:
+    """Return a function that samples the sizes and the values of a plan.
 
     The function does not keep the view in memory. It has no sample if the view is gone when it is called.
-    """
-    bound = scan_plan.bound
-    if is_longer(bound, _SAMPLED_VALUES_MAX) or not predicates_of(bound):
-        return None
-    # Limits of a part of the files are no limits of the column.
-    view_ref = ref(scan_plan.view) if scan_plan.view.file_count == scan_plan.considered else lambda: None
-    key = keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
 
-    def sample() -> FilterSample | None:
+    Args:
+        components: The components of the server.
+        bound_scan: The bound request.
+        scan_plan: The plan.
+        has_sizes: Whether the sizes are counted with the statement, so that the sample needs none.
+    """
+    bound, entry_ids, view_ref = scan_plan.bound, scan_plan.entry_ids, ref(scan_plan.view)
+    snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
+    # Limits of a part of the files are no limits of the column.
+    is_whole = scan_plan.view.file_count == scan_plan.considered
+    literals = components.history.literals
+    key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
+
+    def sample() -> StatementSample | None:
         view = view_ref()
-        widths = () if view is None else widths_of(bound, find_limits(view, bound))
-        text = "" if literals == DROPPED else msgspec.json.encode(expression_json(bound)).decode()
-        digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
-        return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
+        if view is None:
+            return None
+        filter_sample = _sample_filter(bound, view if is_whole else None, literals, key)
+        if has_sizes:
+            return StatementSample(filter_sample, -1, -1)
+        bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
+        bytes_in = -1 if snapshot is None else _total(snapshot, _TOTAL_BYTES)
+        if bytes_in < bytes_left:  # Some writers state no total.
+            bytes_in = int(lookup(view).longs("file_size_in_bytes").sum()) if is_whole else -1
+        return StatementSample(filter_sample, bytes_in, bytes_left)
 
     return sample
+
+
+def _sample_filter(bound: Expression, view: TableView | None, literals: str, key: bytes) -> FilterSample | None:
+    """Return a sample of a filter, or None if the filter has no values or too many."""
+    if is_longer(bound, _SAMPLED_VALUES_MAX) or not predicates_of(bound):
+        return None
+    widths = () if view is None else widths_of(bound, find_limits(view, bound))
+    text = "" if literals == DROPPED else msgspec.json.encode(expression_json(bound)).decode()
+    digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
+    return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
 
 
 def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, float]]:
