@@ -95,6 +95,10 @@ _COMMANDS = {
         "seamark.commands.maintenance.policy:policy",
         "List, show, set and drop what table services do with a table.",
     ),
+    "history": DeferredCommand(
+        "seamark.commands.maintenance.query_history:history",
+        "Show which statements read TABLE, and what they read; without TABLE, the tables that are read most.",
+    ),
     "advise": DeferredCommand(
         "seamark.commands.maintenance.advise:advise",
         "Recommend changes of a table by its use: columns that no query reads.",

@@ -60,6 +60,7 @@ from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.publication import open_publisher
 from seamark.metaserver.commit.rewriting.manifest_rewrite import open_manifest_rewrite
+from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
@@ -156,6 +157,7 @@ async def open_components(
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
         search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
         streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search))
+        history = QueryHistory(settings, store, clock)
         components = ServerComponents(
             settings=settings,
             clock=clock,
@@ -166,7 +168,8 @@ async def open_components(
             timeline=timeline,
             registry=registry,
             indexes=indexes,
-            housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, clock),
+            history=history,
+            housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, history, clock),
             usage=usage,
             database_shares=database_shares,
             planner=planner,
@@ -198,6 +201,9 @@ async def open_components(
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
             await enter(run_in_background("column usage", catalog.column_usage.run))
+        if history.is_on:
+            stack.push_async_callback(_flush, history)
+            await enter(run_in_background("query history", history.run))
         if settings.plan_prepare_bytes:
             load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
             preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
@@ -498,11 +504,11 @@ def run(
         runner.run(serve(settings, sock, SystemClock(), extensions, on_ready, parent, is_first=is_first))
 
 
-async def _flush(usage: ColumnUsage) -> None:
+async def _flush(counts: ColumnUsage | QueryHistory) -> None:
     try:
-        await usage.flush()
+        await counts.flush()
     except SeamarkError as error:
-        _log.warning("the last reads of columns are not recorded", error=error.message)
+        _log.warning("the last reads are not recorded", counts=type(counts).__name__, error=error.message)
 
 
 async def _refresh_keys(components: ServerComponents) -> None:

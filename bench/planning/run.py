@@ -6,7 +6,7 @@ nothing. Tables are made below .cache/bench/planning when they are not there: 40
 
 from __future__ import annotations
 
-from bench.planning import cold, http, lookup, memory, warm
+from bench.planning import cold, history, http, lookup, memory, warm
 from bench.run import Bench, names_of, parser_of, run_benches
 
 BENCHES: dict[str, Bench] = {
@@ -14,6 +14,7 @@ BENCHES: dict[str, Bench] = {
     "cold": cold.run,
     "memory": memory.run,
     "http": http.run,
+    "history": history.run,
     "lookup": lookup.run,
 }
 SIZED = {"warm", "cold", "memory"}

@@ -35,6 +35,28 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
     return client._json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
+def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
+    """Return the shapes of the statements that read a table, those with the most statements first.
+
+    docs/reference/openapi.json defines the form of the result (loadQueryHistory).
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The request is invalid.
+    """
+    numbers = {"days": days, "limit": limit}
+    query = {name: str(value) for name, value in numbers.items() if value is not None}
+    return client._json("GET", f"{table_path(table)}/history", query)
+
+
+def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
+    """Return the tables that are read most.
+
+    docs/reference/openapi.json defines the form of the result (listQueryHistory).
+    """
+    return client._json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
+
+
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
     """Return the properties of the policy that are set on the table or on one of its namespaces."""
     listed = load_policy(client, table)["properties"]

@@ -10,6 +10,7 @@ from seamark.metaserver.api.admin import (
     health,
     metrics,
     oauth,
+    query_history,
     replicas,
     table_services,
     ttl_advice,
@@ -105,6 +106,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         replicas,
         table_services,
         statements,
+        query_history,
         ttl_advice,
     )
     add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)

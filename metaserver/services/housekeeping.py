@@ -12,6 +12,7 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.commit.expiration.expiration import Expiration
+from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.runtime.background import report
 from seamark.metaserver.settings.settings import Settings
@@ -35,6 +36,7 @@ class Housekeeping:
         timeline: Timeline,
         cleaner: Cleaner,
         expiration: Expiration,
+        history: QueryHistory,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -47,6 +49,7 @@ class Housekeeping:
             "archived": timeline.archive,
             "pruned": self._prune,
             "column_reads_pruned": catalog.column_usage.prune,
+            "query_history_pruned": history.prune,
             "claims_filled": lambda: create_remaining_claims(catalog.context),
             "purged": catalog.dropped.purge_expired,
             "locations_released": catalog.dropped.release_unused,

@@ -415,6 +415,32 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
         "minute; a principal can use half. Beyond, reads count as reads of every column.",
         minimum=1,
     )
+    query_history_days: int = setting(
+        90,
+        "Days for which the server remembers which statements read a table, by their shapes, for `seamark history` and "
+        "`seamark advise`. 0: it records nothing.",
+        minimum=0,
+        maximum=3650,
+    )
+    query_history_literals: str = setting(
+        "dropped",
+        "What the query history records of the values that statements compare: nothing (`dropped`), a keyed hash "
+        "(`hashed`), or some filters with their values (`kept`).",
+        choices=("dropped", "hashed", "kept"),
+    )
+    query_history_shapes: int = setting(
+        400,
+        "Shapes of statements that the query history keeps for a table; a principal can be the first user of a "
+        "quarter. Statements of further shapes are counted together.",
+        minimum=4,
+        maximum=10_000,
+    )
+    query_history_waiting: int = setting(
+        10_000,
+        "Shapes of statements that wait in memory to be recorded, once a minute; a principal can use half. Statements "
+        "beyond are counted without their shapes.",
+        minimum=1,
+    )
     audit_reads: bool = setting(False, "Also audit requests that only read.")
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", minimum=1)
     timeline_keep: int = setting(

@@ -266,6 +266,81 @@ EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
 ALL_AGES = 1 << 30
 
 
+OTHER_SHAPES = ""
+"""The fingerprint of the shape that counts the statements for whose own shapes there is no room."""
+
+
+class QuerySums(msgspec.Struct, frozen=True):
+    """Sums over statements of one shape.
+
+    Attributes:
+        statements: The number of statements.
+        files_in: The files of the snapshots that the statements read.
+        files_left: The files that remained after pruning.
+        sized: The number of statements whose bytes are known.
+        bytes_in: The bytes of the snapshots that these statements read.
+        bytes_left: The bytes that remained after pruning, for these statements.
+        plan_us: The duration of planning, in microseconds.
+    """
+
+    statements: int
+    files_in: int
+    files_left: int
+    sized: int
+    bytes_in: int
+    bytes_left: int
+    plan_us: int
+
+
+class QueryRecord(msgspec.Struct, frozen=True):
+    """Statements of one shape that a server has seen.
+
+    Attributes:
+        fingerprint: The digest of the shape.
+        owner: A digest of the principal, by which the number of shapes is limited.
+        shape: The shape as JSON (`history/shapes.py`).
+        samples: Samples of the compared values as JSON (`history/samples.py`). The store keeps the newest.
+    """
+
+    fingerprint: str
+    owner: str
+    shape: str
+    samples: str
+    sums: QuerySums
+
+
+class QueryShapeSums(msgspec.Struct, frozen=True):
+    """One shape of a table's query history, with its sums over a time."""
+
+    fingerprint: str
+    shape: str
+    samples: str
+    sums: QuerySums
+    first_hour: int
+    last_hour: int
+
+
+class QueryTotals(msgspec.Struct, frozen=True):
+    """The sums of a table's query history over a time."""
+
+    uuid: str
+    shapes: int
+    sums: QuerySums
+
+
+class AppliedAdvice(msgspec.Struct, frozen=True):
+    """A proposal of the advisor that was applied.
+
+    Attributes:
+        advice: The proposal, its prediction and the measurement, as JSON.
+    """
+
+    uuid: str
+    id: str
+    applied_ms: int
+    advice: str
+
+
 class AccessToken(msgspec.Struct, frozen=True):
     """The public part of a bearer token.
 

@@ -8,6 +8,7 @@ import msgspec
 
 from seamark.metaserver.store.model import (
     AccessToken,
+    AppliedAdvice,
     AuditRecord,
     ClaimedLocation,
     DroppedEntry,
@@ -19,6 +20,7 @@ from seamark.metaserver.store.model import (
     InstantState,
     MetricsReport,
     NamespacePath,
+    QueryRecord,
     RegisteredIndexFile,
     Replica,
     StoredPlanTable,
@@ -451,6 +453,35 @@ class AddColumnReads(Operation, frozen=True):
     uuid: str
     day: int
     reads: tuple[tuple[int, int, int], ...]
+
+
+class AddQueryRecords(Operation, frozen=True):
+    """Add statements of one hour to the query history of a table.
+
+    The table keeps at most `shapes_max` shapes. One owner can be the first user of at most `owner_shapes_max` shapes.
+    A statement of a further shape is added to the shape `OTHER_SHAPES`, so that no shape displaces another.
+
+    Raises:
+        NoSuchTable: The table has no live name.
+    """
+
+    uuid: str
+    hour: int
+    """The hour, in hours since the epoch."""
+    records: tuple[QueryRecord, ...]
+    shapes_max: int
+    owner_shapes_max: int
+
+
+class SaveAppliedAdvice(Operation, frozen=True):
+    """Save an applied proposal, and delete the oldest proposals of the table beyond the newest `keep`.
+
+    Raises:
+        NoSuchTable: The table has no live name.
+    """
+
+    advice: AppliedAdvice
+    keep: int
 
 
 class SaveToken(Operation, frozen=True):

@@ -18,6 +18,7 @@ import msgspec
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.model import (
     AccessToken,
+    AppliedAdvice,
     AuditRecord,
     Claim,
     ColumnReads,
@@ -33,6 +34,8 @@ from seamark.metaserver.store.model import (
     NamespacePath,
     PlanSnapshot,
     ProducerState,
+    QueryShapeSums,
+    QueryTotals,
     RegisteredIndexFile,
     Replica,
     StoredPlanTable,
@@ -282,6 +285,21 @@ class PointerStore(Protocol):
 
     async def prune_column_reads(self, before_day: int, limit: int) -> int:
         """Remove reads of columns from days before `before_day`; return the number of removed rows."""
+
+    async def query_shapes(self, uuid: str, since_hour: int, limit: int) -> list[QueryShapeSums]:
+        """Return the shapes of the table's query history since `since_hour`, the most frequent first."""
+
+    async def query_totals(self, since_hour: int, limit: int) -> list[QueryTotals]:
+        """Return the sums of each table since `since_hour`, for the tables with the most statements first."""
+
+    async def merge_query_hours(self, before_hour: int, limit: int) -> int:
+        """Add the hours before `before_hour` up to days, and return the number of hours that were added."""
+
+    async def prune_queries(self, before_hour: int, limit: int) -> int:
+        """Remove the sums of hours before `before_hour`, and shapes without sums; return the number of removed rows."""
+
+    async def applied_advice(self, uuid: str, limit: int) -> list[AppliedAdvice]:
+        """Return the applied proposals of the table, newest first."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         """Remove expired idempotency records, and audit records and metrics reports older than the given times.

@@ -414,6 +414,7 @@ _BODILESS = """
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
+    loadQueryHistory listQueryHistory
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition readRows resumeStream
 """

@@ -363,7 +363,15 @@ def routes() -> list[tuple[str, str, str]]:
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 
-WITHOUT_NAMESPACE = {"getConfig", "listNamespaces", "listStreams", "metrics", "listGrants", "loadSqlState"}
+WITHOUT_NAMESPACE = {
+    "getConfig",
+    "listNamespaces",
+    "listQueryHistory",
+    "listStreams",
+    "metrics",
+    "listGrants",
+    "loadSqlState",
+}
 """Routes that every login may use, because they need no right on a namespace."""
 NAMESPACE_IN_QUERY = {"removeGrant"}
 """Routes whose namespace is in the query; without it the request is invalid."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.store.contract_claims import ClaimsContract
-from tests.store.contract_column_reads import ColumnReadsContract
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
 from tests.store.contract_plan_tables import PlanTablesContract
 from tests.store.contract_producers import ProducersContract, StreamsContract
+from tests.store.contract_recorded_reads import ColumnReadsContract, QueryHistoryContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_replicas import ReplicasContract
 from tests.store.contract_timeline import TimelineContract
@@ -25,6 +25,7 @@ class PointerStoreContract(
     ClaimsContract,
     ReplicasContract,
     ColumnReadsContract,
+    QueryHistoryContract,
     StreamsContract,
 ):
     """All parts of the contract."""

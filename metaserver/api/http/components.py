@@ -30,6 +30,7 @@ from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommit
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
+from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
@@ -63,6 +64,7 @@ class ServerComponents:
     timeline: Timeline
     registry: Registry
     indexes: Indexes
+    history: QueryHistory
     housekeeping: Housekeeping
     usage: Usage
     database_shares: DatabaseShares

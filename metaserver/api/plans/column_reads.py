@@ -122,7 +122,7 @@ def read_of_report(
     Returns:
         The read. None if an engine reads a plan snapshot, because the proxy reports the columns of such a read.
     """
-    schema = _schema_of(metadata, report)
+    schema = schema_of_report(metadata, report)
     # A reader could invent any number of ids, and engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
@@ -153,7 +153,8 @@ def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
+def schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
+    """Return the schema that a scan report names, or the current schema if the table does not have it."""
     stated = report.get("schema-id")
     return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
 

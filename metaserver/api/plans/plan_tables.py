@@ -36,8 +36,10 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
+from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, sampler_of, shape_of
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
@@ -185,10 +187,34 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     bound_scan = filters.apply_to(bound_scan)
-    answer = await _NewPlanTable(call, loaded, body, bound_scan, holder).find_or_make()
+    new_plan_table = _NewPlanTable(call, loaded, body, bound_scan, holder)
+    answer = await new_plan_table.find_or_make()
+    _count(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
+
+
+def _count(
+    call: Call,
+    loaded: LoadedTable,
+    body: PlanTableRequest,
+    bound_scan: BoundScan,
+    answer: PlanTableResponse,
+    sampler: StatementSampler | None,
+) -> None:
+    """Count the statement of the request, also if its plan table was shared or not created."""
+    assert loaded.entry is not None
+    if history_of(call) is None:
+        return
+    engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
+    shape = shape_of(bound_scan, engine, joins=[column for join in body.joins for column in join.on])
+    considered_bytes = -1 if answer.considered_bytes is None else answer.considered_bytes
+    count_statement(
+        call,
+        StatementRead(loaded.entry.uuid, shape, answer.considered_files, answer.files, considered_bytes, answer.bytes),
+        sampler,
+    )
 
 
 class _NamedSnapshot(msgspec.Struct, rename="kebab"):
@@ -245,7 +271,17 @@ def _read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
 class _NewPlanTable:
     """Makes the plan table of a request, or finds the plan table that equal requests share."""
 
-    __slots__ = ("_app", "_body", "_bound_scan", "_entry", "_holder", "_lease_s", "_principal_name", "_question")
+    __slots__ = (
+        "_app",
+        "_body",
+        "_bound_scan",
+        "_entry",
+        "_holder",
+        "_lease_s",
+        "_principal_name",
+        "_question",
+        "sampler",
+    )
 
     def __init__(
         self, call: Call, loaded: LoadedTable, body: PlanTableRequest, bound_scan: BoundScan, holder: Holder | None
@@ -261,6 +297,8 @@ class _NewPlanTable:
         if bound_scan.snapshot is not None and is_fresh(bound_scan.snapshot):
             # The other half of the time, in which the fresh files exist, is for queries that run.
             self._lease_s = min(self._lease_s, max(1, call.components.settings.stream_fresh_retention_s // 2))
+        self.sampler: StatementSampler | None = None
+        """Samples the values of the filter, if this request was planned."""
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
     async def find_or_make(self) -> PlanTableResponse:
@@ -289,6 +327,7 @@ class _NewPlanTable:
         assert snapshot is not None
         name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
         scan_plan = await app[COMPONENTS].planner.plan(self._bound_scan, entry)
+        self.sampler = sampler_of(app[COMPONENTS], self._bound_scan, scan_plan, has_sizes=True)
         manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
         is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
         misleads = False

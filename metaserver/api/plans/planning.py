@@ -36,9 +36,11 @@ from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
+from seamark.metaserver.api.plans.statement_reads import count_plan_statement, count_statement, engine_of
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
@@ -106,6 +108,13 @@ class PointerCache:
             self._changes.close()
 
 
+class _CountedReads(NamedTuple):
+    """What is counted each time that an answer is sent. None if it is not counted."""
+
+    columns: ColumnRead | None = None
+    statement: StatementRead | None = None
+
+
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
     """An encoded answer, with the number of files of its plan."""
 
@@ -113,7 +122,7 @@ class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
     headers: CIMultiDict[str]
     considered: int
     files: int
-    read: ColumnRead | None
+    counted: _CountedReads
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
@@ -167,7 +176,8 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     cached = app[ANSWERS].get(key)
     if cached is not None:
         app[COMPONENTS].metrics.plans.observe(cached.considered, cached.files, 0.0)
-        count_read(call, cached.read)
+        count_read(call, cached.counted.columns)
+        count_statement(call, cached.counted.statement)
         return web.Response(body=cached.body, headers=cached.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
@@ -175,14 +185,16 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         loaded = stream.loaded
     else:
         loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, read = await _plan(call, loaded, body, stream)
+    answer, scan_plan, counted = await _plan(call, loaded, body, stream)
     if (
         scan_plan is not None
         and scan_plan.complete
         and isinstance(answer, web.Response)
         and isinstance(answer.body, bytes)
     ):
-        cached_answer = _CachedAnswer(answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, read)
+        cached_answer = _CachedAnswer(
+            answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, counted
+        )
         # The key contains headers of up to 8 KiB each, which a client may change with each request.
         key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
         app[ANSWERS].put(key, cached_answer, len(cached_answer.body) + key_bytes + 1000)
@@ -191,7 +203,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
 
 async def _plan(
     call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
-) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
+) -> tuple[Answer, ScanPlan | None, _CountedReads]:
     """Plan the scan that a body requests.
 
     Args:
@@ -201,7 +213,7 @@ async def _plan(
         stream: The table and the snapshot that the request reads, for a stream table.
 
     Returns:
-        The answer; the plan if the answer can be cached; and the read if it is counted.
+        The answer; the plan if the answer can be cached; and the reads that are counted.
     """
     body = await call.parse(data, PlanTableScan)
     dialect = _dialect_of(call)
@@ -213,21 +225,27 @@ async def _plan(
     # This validates the request before anything is read, even for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
-        return {"status": "completed", "file-scan-tasks": []}, None, None
+        return {"status": "completed", "file-scan-tasks": []}, None, _CountedReads()
     plan_id = await scan.start_if_long(bound_scan)
     if plan_id is not None:
-        return {"status": "submitted", "plan-id": plan_id}, None, None
+        return {"status": "submitted", "plan-id": plan_id}, None, _CountedReads()
     monotonic = call.components.clock.monotonic
     began_s = monotonic()
     scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
-    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, monotonic() - began_s)
-    read = None
+    plan_s = monotonic() - began_s
+    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, plan_s)
+    counted = _CountedReads()
     if body.seamark.usage:
-        read = await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select)
+        counted = _CountedReads(
+            await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select),
+            count_plan_statement(
+                call, loaded.entry, bound_scan, scan_plan, engine_of(call), plan_s, select=body.select
+            ),
+        )
     credentials = _credentials(call, loaded)
     answer = await scan.answer(call.request, scan_plan, credentials, min_rows=body.min_rows_requested or 0)
     # Answers with credentials are not cached: the credentials may have been rotated.
-    return answer, None if credentials else scan_plan, read
+    return answer, None if credentials else scan_plan, counted
 
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
@@ -251,6 +269,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     except BadRequest as error:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
+    count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, engine_of(call), 0.0)
     return await scan.answer(call.request, scan_plan, _credentials(call, loaded))
 
 

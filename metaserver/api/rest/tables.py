@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,9 +30,12 @@ from seamark.metaserver.api.http.render import (
     table_etag,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
+from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
 from seamark.metaserver.api.rest.stream_commits import prepare_stream_table
+from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
+from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.objects.vending import VENDED
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
@@ -184,12 +186,24 @@ async def report_metrics(call: Call, data: bytes) -> None:
     if is_plan_name(name):
         name = (await catalog.plan_tables.find(call.namespace, name))[1].name
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
-    if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
-        metadata = await catalog.documents.table(entry.metadata_location)
-        # This code runs here because the cache belongs to the event loop.
-        planned = report["snapshot-id"] in usage.plans, usage.plans.get(report["snapshot-id"])
-        read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.components.clock.now_ms())
-        count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
+    if entry is None or report["report-type"] != "scan-report":
+        return
+    metadata = await catalog.documents.table(entry.metadata_location)
+    # This code runs here because the cache belongs to the event loop.
+    plans = catalog.column_usage.plans
+    planned = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
+
+    def read() -> tuple[ColumnRead | None, StatementRead | None]:
+        now_ms = call.components.clock.now_ms()
+        columns = None if usage_of(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+        statement = None
+        if history_of(call) is not None:
+            statement = read_of_scan_report(entry.uuid, metadata, report, is_planned=planned[0])
+        return columns, statement
+
+    columns, statement = read() if len(data) <= _QUICK_REPORT else await call.in_turn(read)
+    count_read(call, columns)
+    count_statement(call, statement)
 
 
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:

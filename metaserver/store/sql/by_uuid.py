@@ -11,7 +11,17 @@ from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, from_dropped
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, placeholders
 
-_KEPT = ("index_files", "index_versions", "producers", "column_reads", "stream_offsets", "removal_flushes")
+_KEPT = (
+    "index_files",
+    "index_versions",
+    "producers",
+    "column_reads",
+    "stream_offsets",
+    "removal_flushes",
+    "query_shapes",
+    "query_counts",
+    "applied_advice",
+)
 _NAMED = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
 """The SQL condition that no name refers to the table with the UUID in the first parameter."""

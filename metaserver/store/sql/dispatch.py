@@ -5,7 +5,7 @@ therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened. Ever
 and a query afterwards finds the reason why a row is missing. Under READ COMMITTED this is free of races: PostgreSQL
 waits for a concurrent writer of the row and checks the condition again on the new row.
 
-The generators are in `names`, `instants`, `records`, `column_reads`, `index_files`, `claims`, `producers`,
+The generators are in `names`, `instants`, `records`, `recorded_reads`, `index_files`, `claims`, `producers`,
 `plan_tables`, `replicas` and `streams`.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.sql import (
     claims,
-    column_reads,
     index_files,
     instants,
     names,
     plan_tables,
     producers,
+    recorded_reads,
     records,
     replicas,
     streams,
@@ -56,7 +56,9 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.MoveInstant: instants.move_instant,
     operations.SaveIdempotency: records.save_idempotency,
     operations.SaveMetricsReport: records.save_metrics_report,
-    operations.AddColumnReads: column_reads.add,
+    operations.AddColumnReads: recorded_reads.add,
+    operations.AddQueryRecords: recorded_reads.add_queries,
+    operations.SaveAppliedAdvice: recorded_reads.save_advice,
     operations.SaveToken: records.save_token,
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,

@@ -21,8 +21,8 @@ from seamark.metaserver.store.model import (
 )
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.sql import claims as claim_steps
-from seamark.metaserver.store.sql import column_reads as column_read_steps
 from seamark.metaserver.store.sql import instants, queries, records
+from seamark.metaserver.store.sql import recorded_reads as read_steps
 from seamark.metaserver.store.sql import replicas as replica_steps
 from seamark.metaserver.store.sql.dispatch import transaction
 from seamark.metaserver.store.sql.statement import Steps
@@ -151,8 +151,13 @@ class GeneratorStore(ABC):
     secret = _point_read(queries.secret)
     swap_secret = _transaction(records.swap_secret)
     replicas = _point_read(replica_steps.live)
-    column_reads = _list_read(column_read_steps.of_table)
-    prune_column_reads = _transaction(column_read_steps.prune)
+    column_reads = _list_read(read_steps.of_table)
+    prune_column_reads = _transaction(read_steps.prune)
+    query_shapes = _list_read(read_steps.query_shapes)
+    query_totals = _list_read(read_steps.query_totals)
+    merge_query_hours = _transaction(read_steps.merge_query_hours)
+    prune_queries = _transaction(read_steps.prune_queries)
+    applied_advice = _list_read(read_steps.applied_advice)
     prune = _transaction(records.prune)
 
     async def grants(self, principal: str | None) -> list[Grant]:

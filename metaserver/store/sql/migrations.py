@@ -187,6 +187,24 @@ _REMOVAL_FLUSHES = (
     ) {table}""",
 )
 
+_QUERY_HISTORY = (
+    """CREATE TABLE query_shapes (
+        uuid {text} NOT NULL, fingerprint {text} NOT NULL, owner {text} NOT NULL, shape {text} NOT NULL,
+        samples {text} NOT NULL, PRIMARY KEY (uuid, fingerprint)
+    ) {table}""",
+    # A row has the sums of an hour. Housekeeping adds the hours of older days up, in the row of the day's first hour.
+    """CREATE TABLE query_counts (
+        uuid {text} NOT NULL, fingerprint {text} NOT NULL, hour {int} NOT NULL, statements {int} NOT NULL,
+        files_in {int} NOT NULL, files_left {int} NOT NULL, sized {int} NOT NULL, bytes_in {int} NOT NULL,
+        bytes_left {int} NOT NULL, plan_us {int} NOT NULL, PRIMARY KEY (uuid, fingerprint, hour)
+    ) {table}""",
+    "CREATE INDEX query_counts_by_hour ON query_counts (hour)",
+    """CREATE TABLE applied_advice (
+        uuid {text} NOT NULL, id {text} NOT NULL, applied_ms {int} NOT NULL, advice {text} NOT NULL,
+        PRIMARY KEY (uuid, id)
+    ) {table}""",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -201,6 +219,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _RETAINED},
     {"": _STREAM_OFFSETS},
     {"": _REMOVAL_FLUSHES},
+    {"": _QUERY_HISTORY},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 

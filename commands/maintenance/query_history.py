@@ -1,0 +1,81 @@
+"""`seamark history`: shows which statements read a table, as the server has recorded them.
+
+Exit codes: 0 on success, also without statements, 1 when the server refuses or cannot be reached, 2 for
+invalid arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import list_read_tables, load_history
+
+_NUMBERS = ("statements", "files", "bytes", "planning")
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days to add up.")
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Maximum number of rows.")
+@server_command
+def history(client: IndexClient, table: str | None, days: int, limit: int, as_json: bool) -> None:
+    """Show the statements that read TABLE by their shapes, the most frequent first.
+
+    Statements that differ only in the values that they compare have the same shape. Files and bytes are averages of a
+    statement, before and after pruning. Without TABLE, list the tables that are read most.
+    """
+    if table is None:
+        _list_tables(client, days, limit, as_json=as_json)
+        return
+    answer = load_history(client, table, days=days, limit=limit)
+    if as_json:
+        print_json(answer)
+        return
+    if not answer["shapes"]:
+        say(f"{table}: {answer['reason']}.")
+        return
+    print_rows(
+        ("conditions", "joins", "engine", *_NUMBERS),
+        (
+            (
+                ", ".join(shape["conditions"]) or ("all rows" if shape["fingerprint"] else "(further shapes)"),
+                ", ".join(shape["joins"]),
+                shape["engine"],
+                *_show_sums(shape["sums"]),
+            )
+            for shape in answer["shapes"]
+        ),
+        right_aligned=_NUMBERS,
+    )
+
+
+def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -> None:
+    answer = list_read_tables(client, days=days)
+    if as_json:
+        print_json(answer)
+        return
+    if not answer["tables"]:
+        say(f"The server has recorded no statement of the last {show_count(days, 'day')} on a table that you may read.")
+        return
+    print_rows(
+        ("table", "shapes", *_NUMBERS),
+        (
+            (".".join([*table["namespace"], table["table"]]), f"{table['shapes']:,}", *_show_sums(table["sums"]))
+            for table in answer["tables"][:limit]
+        ),
+        right_aligned=("shapes", *_NUMBERS),
+    )
+
+
+def _show_sums(sums: dict[str, Any]) -> tuple[str, str, str, str]:
+    statements, sized = sums["statements"], sums["sized-statements"]
+    files = f"{sums['files-before'] / statements:,.0f} → {sums['files-after'] / statements:,.0f}"
+    sizes = "unknown"
+    if sized:
+        sizes = f"{show_size(sums['bytes-before'] // sized)} → {show_size(sums['bytes-after'] // sized)}"
+    return f"{statements:,}", files, sizes, f"{sums['planning-us'] / statements / 1000:,.1f} ms"

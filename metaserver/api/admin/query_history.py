@@ -1,0 +1,194 @@
+"""The routes of the query history: which statements read a table, and which tables are read most.
+
+An answer has names of columns and operators, and never a literal, also if the setting `query_history_literals` keeps
+literals for the advisor. It does not say who sent a statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.history.history import HOUR_MS
+from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.store.model import EntryKind, QueryShapeSums, QuerySums
+
+DAYS, DAYS_MAX = 30, 3650
+SHAPES_MAX = 2000
+_TABLES_MAX = 1000
+_OPERATORS = {
+    "lt": "<",
+    "lt-eq": "<=",
+    "gt": ">",
+    "gt-eq": ">=",
+    "eq": "=",
+    "not-eq": "<>",
+    "is-null": "is null",
+    "not-null": "is not null",
+    "is-nan": "is NaN",
+    "not-nan": "is not NaN",
+    "starts-with": "starts with",
+    "not-starts-with": "does not start with",
+}
+
+
+class StatementSums(msgspec.Struct, frozen=True, rename="kebab"):
+    statements: int
+    files_before: Annotated[int, doc("Files of the snapshots that the statements read, added up over the statements.")]
+    files_after: Annotated[int, doc("Files that remained after pruning, added up.")]
+    sized_statements: Annotated[int, doc("Statements whose bytes are known; the two sums of bytes are over these.")]
+    bytes_before: int
+    bytes_after: int
+    planning_us: Annotated[int, doc("Time of planning in microseconds, added up. Plans from a cache count 0.")]
+
+
+class StatementShape(msgspec.Struct, frozen=True, rename="kebab"):
+    """Statements that differ only in the values that they compare."""
+
+    fingerprint: Annotated[
+        str, doc("A digest of the shape. Empty: statements for whose own shapes the history has no room.")
+    ]
+    engine: str
+    columns: Annotated[list[str], doc("The columns that the statements read. Empty: unknown.")]
+    conditions: Annotated[list[str], doc("The conditions on the table, with `?` for a value.")]
+    joins: Annotated[list[str], doc("The columns by which the statements join other tables.")]
+    grouping: list[str]
+    aggregates: list[str]
+    sums: StatementSums
+    first_ms: Annotated[int, doc("The hour of the first statement. Hours of older days are merged into days.")]
+    last_ms: int
+
+
+class TableHistory(msgspec.Struct, frozen=True, rename="kebab"):
+    days: int
+    shapes: Annotated[list[StatementShape], doc("The shapes with the most statements first.")]
+    reason: Annotated[str, doc("Why the history is empty, or empty.")] = ""
+
+
+class ReadTable(msgspec.Struct, frozen=True, rename="kebab"):
+    namespace: list[str]
+    table: str
+    shapes: int
+    sums: StatementSums
+
+
+class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
+    days: int
+    tables: Annotated[list[ReadTable], doc("The tables that the caller may read, those with most statements first.")]
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/history",
+    "loadQueryHistory",
+    "Lists the shapes of the statements that read a table, with files and bytes before and after pruning",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The most frequent shapes first", TableHistory),
+        ResponseSpec(400, "days or limit is no number, or out of range"),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def load_query_history(call: Call) -> TableHistory:
+    days = read_number(call, "days", DAYS, DAYS_MAX)
+    limit = read_number(call, "limit", 100, SHAPES_MAX)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    history = call.components.history
+    if not history.is_on:
+        return TableHistory(days, [], "the setting query_history_days is 0, so no statements are recorded")
+    shapes = await history.of_table(loaded.entry.uuid, days)
+    reason = "" if shapes else "the server has not seen a statement that reads this table yet"
+    return TableHistory(days, [_to_shape(shape, loaded.metadata) for shape in shapes[:limit]], reason)
+
+
+@Route(
+    "GET",
+    "/api/v1/history",
+    "listQueryHistory",
+    "Lists the tables that are read most, with their statements, files and bytes",
+    check=Check.LOGIN,  # The listing has only the tables that the caller may read.
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The tables that the caller may read", ReadTables),
+        ResponseSpec(400, "days is no number, or out of range"),
+    ),
+)
+async def list_query_history(call: Call) -> ReadTables:
+    days = read_number(call, "days", DAYS, DAYS_MAX)
+    tables = []
+    history = call.components.history
+    for totals in await history.of_tables(days, _TABLES_MAX) if history.is_on else ():
+        for entry in await call.components.store.entries_of(totals.uuid):
+            if entry.kind is EntryKind.TABLE and call.may(entry.namespace):
+                tables.append(ReadTable(list(entry.namespace), entry.name, totals.shapes, _to_sums(totals.sums)))
+                break
+    return ReadTables(days, tables)
+
+
+def read_number(call: Call, name: str, default: int, maximum: int) -> int:
+    """Return a number of the query.
+
+    Raises:
+        BadRequest: It is no number from 1 to `maximum`.
+    """
+    text = call.query.get(name, str(default))
+    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be 1 to {maximum}")
+    return int(text)
+
+
+def _to_sums(sums: QuerySums) -> StatementSums:
+    return StatementSums(*msgspec.structs.astuple(sums))
+
+
+def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
+    shape = QueryShape.parse(shape_sums.shape) or QueryShape("other")
+    return StatementShape(
+        fingerprint=shape_sums.fingerprint,
+        engine=shape.engine,
+        columns=_names(metadata, shape.columns),
+        conditions=show_conditions(shape, metadata),
+        joins=_names(metadata, shape.joins),
+        grouping=_names(metadata, shape.grouping),
+        aggregates=[
+            f"{aggregate.function}({name_column(metadata, aggregate.column_id) if aggregate.column_id else '*'})"
+            for aggregate in shape.aggregates
+        ],
+        sums=_to_sums(shape_sums.sums),
+        first_ms=shape_sums.first_hour * HOUR_MS,
+        last_ms=shape_sums.last_hour * HOUR_MS,
+    )
+
+
+def _names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]:
+    return [name_column(metadata, column_id) for column_id in column_ids]
+
+
+def name_column(metadata: TableMetadata, column_id: int) -> str:
+    """Return the current name of a column, or its last name if it was dropped."""
+    for schema in (metadata.current_schema, *reversed(metadata.schemas)):
+        column = schema.index.by_id.get(column_id)
+        if column is not None:
+            return column.name
+    return f"column {column_id}"
+
+
+def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
+    """Return the conditions of a shape as texts, with `?` for a value."""
+    return [" or ".join(_show_term(term, metadata) for term in conjunct) for conjunct in shape.conjuncts]
+
+
+def _show_term(term: Term, metadata: TableMetadata) -> str:
+    name = name_column(metadata, term.column_id)
+    subject = name if term.transform == "identity" else f"{term.transform}({name})"
+    if term.op in ("in", "not-in"):
+        return f"{subject} {term.op.replace('-', ' ')} (up to {term.values} values)"
+    operator = _OPERATORS.get(term.op, term.op)
+    return f"{subject} {operator}" if operator.startswith("is ") else f"{subject} {operator} ?"

@@ -1,0 +1,276 @@
+"""Counts the statement of a plan or of a scan report, for `history/history.py`.
+
+A plan adds one count to the sums in memory. The shape of a statement is computed once for a plan; the samples of its
+values are computed later, in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+import msgspec
+import numpy as np
+
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, is_longer, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.index.packing import MISSING, Form
+from seamark.formats.protocol.wire import PROXY_ENGINE
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.principal import ANONYMOUS
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
+from seamark.metaserver.api.http.components import ServerComponents
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.plans.column_reads import schema_of_report
+from seamark.metaserver.history.history import QueryHistory, StatementRead, StatementSample, StatementSampler
+from seamark.metaserver.history.samples import (
+    DROPPED,
+    FILTER_CHARACTERS_MAX,
+    KEPT,
+    FilterSample,
+    conjuncts_on_columns,
+    widths_of,
+)
+from seamark.metaserver.history.shapes import ENGINES, QueryShape, columns_of_shape, conjuncts_of
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, files_at, lookup
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.model import Entry
+
+_SAMPLED_VALUES_MAX = 200
+"""A filter with more values and predicates than this has no sample."""
+_PURPOSE = "query history"
+_TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
+_NAMES_MAX = 1000
+
+
+def history_of(call: Call) -> QueryHistory | None:
+    """Return the history.
+
+    Returns:
+        None if statements are not counted, because the setting is off or because a job of the table services reads.
+    """
+    history = call.components.history
+    return history if history.is_on and call.principal.name != SERVICE_PRINCIPAL else None
+
+
+def count_statement(call: Call, read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
+    """Count a statement, if statements are counted. If `read` is None, do nothing."""
+    history = None if read is None else history_of(call)
+    if history is not None and read is not None:
+        samplers = history.add(read, _principal_of(call))
+        if samplers is not None and sampler is not None:
+            samplers.append(sampler)
+
+
+def count_plan_statement(
+    call: Call,
+    entry: Entry | None,
+    bound_scan: BoundScan,
+    scan_plan: ScanPlan,
+    engine: str,
+    plan_s: float,
+    *,
+    select: Sequence[str] | None = None,
+    joins: Collection[str] = (),
+) -> StatementRead | None:
+    """Count the statement of a plan.
+
+    Args:
+        call: The request.
+        entry: The table.
+        bound_scan: The bound request.
+        scan_plan: The plan.
+        engine: One of `ENGINES`.
+        plan_s: The duration of planning.
+        select: The columns that the statement reads, or None if they are unknown.
+        joins: The columns that the statement joins.
+
+    Returns:
+        The statement, which is counted again if the request is repeated, or None if statements are not counted.
+    """
+    history = history_of(call)
+    if entry is None or history is None:
+        return None
+    shape = shape_of(bound_scan, engine, select=select, joins=joins)
+    read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files)
+    samplers = history.add(read, _principal_of(call), plan_s)
+    if samplers is not None:
+        samplers.append(sampler_of(call.components, bound_scan, scan_plan))
+    return read
+
+
+def shape_of(
+    bound_scan: BoundScan, engine: str, *, select: Sequence[str] | None = None, joins: Collection[str] = ()
+) -> QueryShape:
+    """Return the shape of a statement that reads a table. See `count_plan_statement` for the arguments."""
+    conjuncts = conjuncts_of(bound_scan.bound)
+    if not select and not joins:
+        return QueryShape(engine, (), conjuncts)
+    by_name = bound_scan.schema.index.by_name
+    names = () if select is None or len(select) > _NAMES_MAX else select
+    return QueryShape(
+        engine,
+        columns_of_shape(by_name[name] for name in names if name in by_name),
+        conjuncts,
+        columns_of_shape(by_name[name] for name in joins if name in by_name),
+    )
+
+
+def read_of_scan_report(
+    uuid: str, metadata: TableMetadata, report: Mapping[str, Any], *, is_planned: bool
+) -> StatementRead | None:
+    """Return the statement that a scan report describes (Iceberg REST specification, ScanReport).
+
+    Args:
+        uuid: The UUID of the table.
+        metadata: The metadata of the table.
+        report: The report.
+        is_planned: Whether the report is about a plan snapshot.
+
+    Returns:
+        The statement. None if the report is about a plan snapshot, or a snapshot that the table does not have, because
+        the statement of a plan snapshot was counted when it was planned.
+    """
+    engine = _engine_of_report(report)
+    snapshot = metadata.snapshot(report["snapshot-id"])
+    if is_planned or snapshot is None or engine == PROXY_ENGINE:
+        return None
+    try:
+        filter = parse_expression(report.get("filter", True))
+    except BadRequest:
+        return None
+    schema = schema_of_report(metadata, report)
+    by_name = schema.index.by_name
+    folded: dict[str, int] = {}
+
+    def find_column(name: str) -> int | None:
+        if name not in by_name and not folded:
+            folded.update({known.lower(): number for known, number in by_name.items()})
+        return by_name.get(name, folded.get(name.lower()))
+
+    ids = report.get("projected-field-ids")
+    by_id = schema.index.by_id
+    metrics = report.get("metrics")
+    files_left = _metric(metrics, "result-data-files")
+    files_in = _total(snapshot, _TOTAL_FILES)
+    bytes_left = _metric(metrics, "total-file-size-in-bytes")
+    bytes_in = _total(snapshot, _TOTAL_BYTES)
+    shape = QueryShape(
+        engine,
+        columns_of_shape(
+            id for id in (ids if isinstance(ids, list) else ())[:_NAMES_MAX] if type(id) is int and id in by_id
+        ),
+        conjuncts_of(filter, find_column),
+    )
+    files_left = max(0, files_left)
+    return StatementRead(uuid, shape, max(files_in, files_left), files_left, bytes_in, min(bytes_left, bytes_in))
+
+
+def engine_of(call: Call) -> str:
+    """Return the engine of a plan request, from its headers."""
+    agent = call.headers.get("User-Agent", "")
+    if agent.startswith("PyIceberg/"):
+        return "pyiceberg"
+    if agent.startswith("seamark-client"):
+        return "seamark"
+    is_java = agent.startswith("Apache-HttpClient/") or call.headers.get("X-Client-Version", "").startswith("Apache Ic")
+    return "java" if is_java else "other"
+
+
+def _engine_of_report(report: Mapping[str, Any]) -> str:
+    metadata = report.get("metadata")
+    name = str(metadata.get("engine-name", "")).lower() if isinstance(metadata, dict) else ""
+    return name if name in ENGINES or name == PROXY_ENGINE else "other"
+
+
+def _principal_of(call: Call) -> str | None:
+    return None if call.principal is ANONYMOUS else call.principal.name
+
+
+def _total(snapshot: Snapshot, name: str) -> int:
+    return count_of(snapshot.summary_map(), name, -1)
+
+
+def _metric(metrics: object, name: str) -> int:
+    """Return a counter of a scan report, or -1."""
+    counter = metrics.get(name) if isinstance(metrics, dict) else None
+    value = counter.get("value") if isinstance(counter, dict) else None
+    return value if type(value) is int and 0 <= value < 2**53 else -1
+
+
+# The samples of compared values
+
+
+def sampler_of(
+    components: ServerComponents, bound_scan: BoundScan, scan_plan: ScanPlan, *, has_sizes: bool = False
+) -> StatementSampler:
+    """Return a function that samples the sizes and the values of a plan.
+
+    The function does not keep the view in memory. It has no sample if the view is gone when it is called.
+
+    Args:
+        components: The components of the server.
+        bound_scan: The bound request.
+        scan_plan: The plan.
+        has_sizes: Whether the sizes are counted with the statement, so that the sample needs none.
+    """
+    bound, entry_ids, view_ref = scan_plan.bound, scan_plan.entry_ids, ref(scan_plan.view)
+    snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
+    # Limits of a part of the files are no limits of the column.
+    is_whole = scan_plan.view.file_count == scan_plan.considered
+    literals = components.history.literals
+    key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
+
+    def sample() -> StatementSample | None:
+        view = view_ref()
+        if view is None:
+            return None
+        filter_sample = _sample_filter(bound, view if is_whole else None, literals, key)
+        if has_sizes:
+            return StatementSample(filter_sample, -1, -1)
+        bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
+        bytes_in = -1 if snapshot is None else _total(snapshot, _TOTAL_BYTES)
+        if bytes_in < bytes_left:  # Some writers state no total.
+            bytes_in = int(lookup(view).longs("file_size_in_bytes").sum()) if is_whole else -1
+        return StatementSample(filter_sample, bytes_in, bytes_left)
+
+    return sample
+
+
+def _sample_filter(bound: Expression, view: TableView | None, literals: str, key: bytes) -> FilterSample | None:
+    """Return a sample of a filter, or None if the filter has no values or too many."""
+    if is_longer(bound, _SAMPLED_VALUES_MAX) or not predicates_of(bound):
+        return None
+    widths = () if view is None else widths_of(bound, find_limits(view, bound))
+    text = "" if literals == DROPPED else msgspec.json.encode(expression_json(bound)).decode()
+    digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
+    return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
+
+
+def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, float]]:
+    """Return the smallest and the largest bound of the numeric columns that a filter compares, by column id."""
+    limits: dict[int, tuple[float, float]] = {}
+    files = lookup(view)
+    for part in conjuncts_on_columns(bound):
+        if part.column_id not in limits and (found := _limits_of(files, part)) is not None:
+            limits[part.column_id] = found
+    return limits
+
+
+def _limits_of(files: Any, part: Bound) -> tuple[float, float] | None:
+    stats = files.stats(RequestedColumn(part.column_id, part.kind))
+    if stats.form not in (Form.INTEGERS, Form.FLOATS):
+        return None
+    lower, upper = stats.bounds("lower"), stats.bounds("upper")
+    known = np.isfinite(lower) & np.isfinite(upper)
+    if stats.form is Form.INTEGERS:
+        known = (lower != MISSING) & (upper != MISSING)
+    return (float(lower[known].min()), float(upper[known].max())) if known.any() else None

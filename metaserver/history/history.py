@@ -1,0 +1,294 @@
+"""Collects the query history of all tables: sums over the statements of each shape, by hour.
+
+A statement is counted in memory, without I/O, and the counts are recorded once a minute, by a task of the server. So a
+plan never waits for the history. If a server is killed, its unrecorded counts are lost.
+
+The memory is limited, and one principal can use at most half of it. The database keeps a limited number of shapes for
+each table, and one principal can be the first user of at most a quarter of them. Beyond these limits, a statement
+counts towards the shape `OTHER_SHAPES` of its table. No shape displaces another, so a client that sends many shapes
+cannot remove those of other clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable
+from seamark.metaserver.history.samples import FilterSample
+from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import (
+    OTHER_SHAPES,
+    AppliedAdvice,
+    QueryRecord,
+    QueryShapeSums,
+    QuerySums,
+    QueryTotals,
+)
+from seamark.metaserver.store.operations import AddQueryRecords, SaveAppliedAdvice
+from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.port import PointerStore
+
+FLUSH_S = 60.0
+SAMPLES_EACH = 4
+"""The maximum number of samples that a server takes from the statements of one shape between two flushes."""
+APPLIED_MAX = 100
+"""The number of applied proposals that the database keeps for a table."""
+_OWNER_PARTS = 4
+"""One principal can be the first user of this part of a table's shapes: one quarter."""
+_RECORDS_MAX = 200
+"""The maximum number of shapes in one transaction."""
+_LISTED_MAX = 2000
+_MERGED = 1000
+_MERGE_AFTER_H = 48
+HOUR_MS = 3_600_000
+_log = structlog.get_logger("seamark.server")
+
+
+class StatementRead(NamedTuple):
+    """What a statement read of one table.
+
+    Attributes:
+        uuid: The UUID of the table.
+        files_in: The number of files of the snapshot.
+        files_left: The number of files that remained after pruning.
+        bytes_in: The bytes of the snapshot, or -1 if the bytes are unknown.
+        bytes_left: The bytes that remained after pruning, or -1 if the bytes are unknown.
+    """
+
+    uuid: str
+    shape: QueryShape
+    files_in: int
+    files_left: int
+    bytes_in: int = -1
+    bytes_left: int = -1
+
+
+class StatementSample(NamedTuple):
+    """What is computed only for some statements of a shape, because it would take a plan too long.
+
+    Attributes:
+        filter: A sample of the filter's values, or None if the statement has no filter.
+        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or were counted with it.
+        bytes_left: See `StatementRead`.
+    """
+
+    filter: FilterSample | None
+    bytes_in: int
+    bytes_left: int
+
+
+StatementSampler = Callable[[], StatementSample | None]
+
+
+class _Key(NamedTuple):
+    uuid: str
+    principal: str | None
+    shape: QueryShape | None
+
+
+class _Counts:
+    """The sums of one shape since the last flush. A class with slots, because each plan changes one."""
+
+    __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samplers", "sized", "statements")
+
+    def __init__(self) -> None:
+        self.statements = self.files_in = self.files_left = self.sized = self.bytes_in = self.bytes_left = 0
+        self.plan_s = 0.0
+        self.samplers: list[StatementSampler] = []
+
+    def add_sizes(self, bytes_in: int, bytes_left: int) -> None:
+        """Add the bytes before and after pruning of one statement, if both are known."""
+        if bytes_left >= 0 <= bytes_in:
+            self.sized += 1
+            self.bytes_in += bytes_in
+            self.bytes_left += bytes_left
+
+    def sums(self) -> QuerySums:
+        return QuerySums(
+            self.statements,
+            self.files_in,
+            self.files_left,
+            self.sized,
+            self.bytes_in,
+            self.bytes_left,
+            int(self.plan_s * 1e6),
+        )
+
+
+class QueryHistory:
+    """Counts statements. An instance belongs to one event loop."""
+
+    def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._limit = settings.query_history_waiting
+        self._shapes_max = settings.query_history_shapes
+        self._counts: dict[_Key, _Counts] = {}
+        self._used: Counter[str | None] = Counter()
+        """The used part of the limit, by principal."""
+        self._is_full = False
+        self.days = settings.query_history_days
+        self.literals = settings.query_history_literals
+        self.is_on = self.days > 0
+
+    @property
+    def hour(self) -> int:
+        """Return the current hour, in hours since the epoch."""
+        return self._clock.now_ms() // HOUR_MS
+
+    def add(
+        self,
+        read: StatementRead,
+        principal: str | None,
+        plan_s: float = 0.0,
+    ) -> list[StatementSampler] | None:
+        """Count a statement.
+
+        Args:
+            read: What the statement read.
+            principal: The principal that reads. None if the server has no logins; then it may use the whole limit.
+            plan_s: The duration of planning.
+
+        Returns:
+            The functions that sample statements of the shape, if there are few. The caller may add a function. It is
+            called in a thread, before the counts are recorded.
+        """
+        key = _Key(read.uuid, principal, read.shape)
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = self._counts_of_new(key)
+        counts.statements += 1
+        counts.files_in += read.files_in
+        counts.files_left += read.files_left
+        counts.plan_s += plan_s
+        counts.add_sizes(read.bytes_in, read.bytes_left)
+        return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
+
+    def _counts_of_new(self, key: _Key) -> _Counts:
+        shape = key.shape
+        assert shape is not None
+        cost = 1 + (len(shape.columns) + len(shape.conjuncts)) // 8
+        share = self._limit if key.principal is None else max(1, self._limit // 2)
+        if self._used.total() + cost <= self._limit and self._used[key.principal] + cost <= share:
+            self._used[key.principal] += cost
+            return self._counts.setdefault(key, _Counts())
+        if not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "statements are counted without their shapes",
+                limit=self._limit,
+                setting="query_history_waiting",
+                who=key.principal,
+            )
+        # The number of tables limits the number of these keys. Each of their statements was authorised.
+        return self._counts.setdefault(_Key(key.uuid, None, None), _Counts())
+
+    async def run(self) -> None:
+        """Record the counts periodically, until the task is cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Record the counted statements, except those that the database refuses for a table.
+
+        Raises:
+            RetryLater, CommitUnknown: The database does not answer. The remaining statements are lost.
+        """
+        if not self._counts:
+            return
+        counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
+        hour = self.hour
+        for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
+            for start in range(0, len(records), _RECORDS_MAX):
+                part = records[start : start + _RECORDS_MAX]
+                owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
+                try:
+                    await self._store.transact([AddQueryRecords(uuid, hour, part, self._shapes_max, owned_max)])
+                except NoSuchTable:  # The table was dropped in the meantime.
+                    break
+                except BadRequest as error:
+                    _log.warning("statements are not recorded", uuid=uuid, error=error.message)
+
+    @property
+    def _owner_shapes_max(self) -> int:
+        return max(1, self._shapes_max // _OWNER_PARTS)
+
+    async def of_table(self, uuid: str, days: int) -> list[QueryShapeSums]:
+        """Return the history of a table, including statements that this server has not recorded yet."""
+        await self.flush()
+        return await self._store.query_shapes(uuid, self._since(days), _LISTED_MAX)
+
+    async def of_tables(self, days: int, limit: int) -> list[QueryTotals]:
+        """Return the sums of each table, for the tables with the most statements first."""
+        await self.flush()
+        return await self._store.query_totals(self._since(days), limit)
+
+    def _since(self, days: int) -> int:
+        # A row of an older day has the first hour of the day.
+        return (self.hour // 24 - days) * 24
+
+    async def applied(self, uuid: str) -> list[AppliedAdvice]:
+        """Return the applied proposals of a table, newest first."""
+        return await self._store.applied_advice(uuid, APPLIED_MAX)
+
+    async def save_applied(self, advice: AppliedAdvice) -> None:
+        await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
+
+    async def prune(self) -> int:
+        """Merge hours of older days, and remove what is older than the setting allows.
+
+        Returns:
+            The number of removed rows.
+        """
+        clock_look = await look_at_clock(self._store, self._clock)
+        removed = 0
+        for change, age_ms in (
+            (self._store.merge_query_hours, _MERGE_AFTER_H * HOUR_MS),
+            (self._store.prune_queries, self.days * 24 * HOUR_MS),
+        ):
+            # Rows of a whole day have the day's first hour.
+            before_hour = clock_look.ago(age_ms) // HOUR_MS // 24 * 24
+            while count := await change(before_hour, _MERGED):
+                removed += count
+                if count < _MERGED:
+                    break
+        return removed
+
+
+def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
+    tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
+    for key, counted in counts.items():
+        shape = key.shape
+        if shape is None:
+            record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
+        else:
+            owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
+            taken = [sample for take in counted.samplers if (sample := take()) is not None]
+            for sample in taken:
+                counted.add_sizes(sample.bytes_in, sample.bytes_left)
+            samples = [sample.filter for sample in taken if sample.filter is not None]
+            text = msgspec.json.encode(samples).decode() if samples else ""
+            record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
+        tables[key.uuid].append(record)
+    return {uuid: tuple(records) for uuid, records in tables.items()}
+
+
+def owner_digest(uuid: str, principal: str) -> str:
+    """Return a digest of a principal, different for each table. The history does not say who sent a statement."""
+    return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:16]
+
+
+def add_sums(parts: Sequence[QuerySums]) -> QuerySums:
+    """Return the sum of several sums."""
+    columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
+    return QuerySums(*map(sum, columns)) if parts else QuerySums(0, 0, 0, 0, 0, 0, 0)

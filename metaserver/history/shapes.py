@@ -1,0 +1,187 @@
+"""Shapes of statements: what a statement reads of one table, without the values that it compares.
+
+Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
+names of operators. So no text of a client becomes part of it, except the name of the engine, which is one of
+`ENGINES`.
+
+    shape = QueryShape("spark", columns=(1, 2), conjuncts=conjuncts_of(bound))
+    shape.fingerprint
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+import msgspec
+
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Not, Op, Or, Unbound
+from seamark.formats.iceberg.types.functions import is_function
+from seamark.formats.runtime.decoding import from_json
+
+ENGINES = ("spark", "trino", "duckdb", "seamark", "pyiceberg", "java", "other")
+CONJUNCTS_MAX, TERMS_MAX = 24, 12
+"""The maximum numbers of conjuncts of a shape, and of terms of a conjunct. Further conjuncts and terms are left out."""
+COLUMNS_MAX = 64
+"""The maximum number of columns in a list of a shape. A shape with more columns lists none."""
+_OTHER_TRANSFORM = "other"
+_TRANSFORMS = frozenset(("identity", "bucket", "truncate", "year", "month", "day", "hour", "void"))
+_NEGATIONS = {
+    Op.IS_NULL: Op.NOT_NULL,
+    Op.IS_NAN: Op.NOT_NAN,
+    Op.LT: Op.GT_EQ,
+    Op.LT_EQ: Op.GT,
+    Op.EQ: Op.NOT_EQ,
+    Op.IN: Op.NOT_IN,
+    Op.STARTS_WITH: Op.NOT_STARTS_WITH,
+}
+_NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
+
+
+class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A comparison of a column.
+
+    Attributes:
+        transform: The name of the transform or function, without its parameter.
+        values: The number of compared values, rounded up to a power of ten.
+    """
+
+    column_id: int
+    op: str
+    transform: str = "identity"
+    values: int = 1
+
+
+Conjunct = tuple[Term, ...]
+"""The alternatives of a conjunct. A conjunct without OR has one."""
+
+
+class Aggregate(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """An aggregate function of a column. The column is 0 if the argument is no plain column, as in `count(*)`."""
+
+    function: str
+    column_id: int = 0
+
+
+class QueryShape(msgspec.Struct, frozen=True):
+    """What statements read of one table.
+
+    Attributes:
+        engine: One of `ENGINES`.
+        columns: The ids of the columns that the statement reads, sorted; empty if they are unknown.
+        conjuncts: The conditions on the table, sorted.
+        joins: The ids of the table's columns that the statement joins, sorted.
+        grouping: The ids of the table's columns by which the statement groups, sorted.
+        aggregates: The aggregates of the table's columns, sorted.
+    """
+
+    engine: str
+    columns: tuple[int, ...] = ()
+    conjuncts: tuple[Conjunct, ...] = ()
+    joins: tuple[int, ...] = ()
+    grouping: tuple[int, ...] = ()
+    aggregates: tuple[Aggregate, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The shape as JSON. Equal shapes have equal texts."""
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the shape, 16 hexadecimal digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def compared_columns(self) -> frozenset[int]:
+        """The ids of the columns that the conditions compare."""
+        return frozenset(term.column_id for conjunct in self.conjuncts for term in conjunct)
+
+    @staticmethod
+    def parse(text: str) -> QueryShape | None:
+        """Return the shape of a stored text, or None if a different version of the server wrote the text."""
+        try:
+            return from_json(text, QueryShape)
+        except msgspec.MsgspecError:
+            return None
+
+
+def columns_of_shape(ids: Iterable[int]) -> tuple[int, ...]:
+    """Return the column ids, sorted, or no ids if there are more than `COLUMNS_MAX`."""
+    columns = tuple(sorted(set(ids)))
+    return columns if len(columns) <= COLUMNS_MAX else ()
+
+
+def conjuncts_of(
+    expression: Expression, find_column: Callable[[str], int | None] | None = None
+) -> tuple[Conjunct, ...]:
+    """Return the conjuncts of a filter, without the values.
+
+    Args:
+        expression: The filter. It is bound, or its columns are found by `find_column`.
+        find_column: Returns the id of a column by its name. Terms of columns without an id are left out.
+    """
+    conjuncts: set[Conjunct] = set()
+    for part in _split(expression):
+        predicate, negated = part
+        if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
+            conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
+        elif terms := tuple(sorted(set(_terms(part, find_column)))):
+            conjuncts.add(terms)
+    return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
+
+
+def _split(expression: Expression) -> list[tuple[Expression, bool]]:
+    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with whether it is negated."""
+    if isinstance(expression, Bound):
+        return [(expression, False)]
+    conjuncts: list[tuple[Expression, bool]] = []
+    waiting = [(expression, False)]
+    while waiting and len(conjuncts) < CONJUNCTS_MAX:
+        part, negated = waiting.pop()
+        match part:
+            case Not(child):
+                waiting.append((child, not negated))
+            case And(children) if not negated:
+                waiting += [(child, False) for child in reversed(children[:CONJUNCTS_MAX])]
+            case Or(children) if negated:
+                waiting += [(child, True) for child in reversed(children[:CONJUNCTS_MAX])]
+            case _:
+                conjuncts.append((part, negated))
+    return conjuncts
+
+
+def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[Term]:
+    terms: list[Term] = []
+    waiting = [part]
+    while waiting and len(terms) < TERMS_MAX:
+        expression, negated = waiting.pop()
+        match expression:
+            case Not(child):
+                waiting.append((child, not negated))
+            case And(children) | Or(children):
+                waiting += [(child, negated) for child in children[:TERMS_MAX]]
+            case Bound():
+                terms.append(_term(expression.column_id, expression, len(expression.values), negated))
+            case Unbound() if find_column is not None:
+                column_id = find_column(expression.name)
+                if column_id is not None:
+                    terms.append(_term(column_id, expression, len(expression.literals), negated))
+    return terms
+
+
+def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> Term:
+    rounded = 1
+    while rounded < values:
+        rounded *= 10
+    # The parameter of a transform is a number that the client chooses, so it counts as a literal.
+    transform = predicate.transform.partition("[")[0]
+    is_known = transform in _TRANSFORMS or is_function(transform)
+    op = _NEGATED[predicate.op] if negated else predicate.op
+    return _cached_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
+
+
+@lru_cache(maxsize=10_000)
+def _cached_term(column_id: int, op: Op, transform: str, values: int) -> Term:
+    return Term(column_id, op.value, transform, values)

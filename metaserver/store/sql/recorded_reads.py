@@ -1,0 +1,196 @@
+"""Operations on what queries read: the reads of columns by day, the query history by hour, and applied proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
+
+
+def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    # All replicas use the same order of columns, so that two replicas do not wait for each other.
+    rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
+    for values, parameters in batches(rows):
+        yield StoreStatement(
+            f"INSERT INTO column_reads (uuid, day, column_id, oldest_age_d, reads) VALUES {values} "  # noqa: S608
+            "ON CONFLICT (uuid, day, column_id) DO UPDATE SET reads = column_reads.reads + excluded.reads, "
+            "oldest_age_d = CASE WHEN column_reads.oldest_age_d < excluded.oldest_age_d "
+            "THEN excluded.oldest_age_d ELSE column_reads.oldest_age_d END",
+            parameters,
+        )
+
+
+def of_table(uuid: str, since_day: int, limit: int) -> Steps[list[model.ColumnReads]]:
+    rows = yield StoreStatement(
+        "SELECT column_id, oldest_age_d, sum(reads), min(day), max(day) FROM column_reads "
+        "WHERE uuid = $1 AND day >= $2 GROUP BY column_id, oldest_age_d ORDER BY column_id, oldest_age_d LIMIT $3",
+        (uuid, since_day, limit),
+    )
+    return [model.ColumnReads(*map(int, row)) for row in rows]
+
+
+def prune(before_day: int, limit: int) -> Steps[int]:
+    rows = yield StoreStatement(
+        "DELETE FROM column_reads WHERE (uuid, day, column_id) IN "
+        "(SELECT uuid, day, column_id FROM column_reads WHERE day < $1 ORDER BY day LIMIT $2) RETURNING 1",
+        (before_day, limit),
+    )
+    return len(rows)
+
+
+def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    rows = yield StoreStatement("SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 GROUP BY owner", (op.uuid,))
+    counts = {str(owner): int(count) for owner, count in rows}
+    known = yield from _samples_of(op.uuid, [record.fingerprint for record in op.records])
+    sums: dict[str, list[int]] = {}
+    # All replicas use the same order of shapes, so that two replicas do not wait for each other.
+    for record in sorted(op.records, key=lambda record: record.fingerprint):
+        fingerprint = record.fingerprint
+        if fingerprint in known:
+            if record.samples:
+                yield StoreStatement(
+                    "UPDATE query_shapes SET samples = $3 WHERE uuid = $1 AND fingerprint = $2",
+                    (op.uuid, fingerprint, _append_samples(known[fingerprint], record.samples)),
+                )
+        elif (
+            fingerprint == model.OTHER_SHAPES
+            or sum(counts.values()) >= op.shapes_max
+            or counts.get(record.owner, 0) >= op.owner_shapes_max
+        ):
+            fingerprint = model.OTHER_SHAPES
+        else:
+            counts[record.owner] = counts.get(record.owner, 0) + 1
+            yield StoreStatement(
+                "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) VALUES ($1, $2, $3, $4, $5) "
+                "ON CONFLICT (uuid, fingerprint) DO NOTHING",
+                (op.uuid, fingerprint, record.owner, record.shape, record.samples),
+            )
+        totals = sums.setdefault(fingerprint, [0] * len(_SUMS))
+        for number, value in enumerate(msgspec.structs.astuple(record.sums)):
+            totals[number] += value
+    yield from _add_sums([(op.uuid, fingerprint, op.hour, *totals) for fingerprint, totals in sorted(sums.items())])
+
+
+_SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
+_ADDED = ", ".join(f"{name} = query_counts.{name} + excluded.{name}" for name in _SUMS)
+_TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
+SAMPLES_MAX = 16
+"""The maximum number of samples of one shape."""
+
+
+def _add_sums(rows: Sequence[tuple[str | int, ...]]) -> Steps[None]:
+    for values, parameters in batches(rows):
+        yield StoreStatement(
+            f"INSERT INTO query_counts (uuid, fingerprint, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
+            f"ON CONFLICT (uuid, fingerprint, hour) DO UPDATE SET {_ADDED}",
+            parameters,
+        )
+
+
+def _samples_of(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, str]]:
+    """Return the samples of the stored shapes among `fingerprints`, by fingerprint."""
+    rows = yield StoreStatement(
+        "SELECT fingerprint, samples FROM query_shapes WHERE fingerprint IN {each_of_1} AND uuid = $2",
+        (msgspec.json.encode(fingerprints).decode(), uuid),
+    )
+    return {str(fingerprint): str(samples) for fingerprint, samples in rows}
+
+
+def _append_samples(old: str, new: str) -> str:
+    """Append samples to a JSON list, and drop the oldest beyond `SAMPLES_MAX`."""
+    samples = [*(from_json(old, list[msgspec.Raw]) if old else ()), *from_json(new, list[msgspec.Raw])]
+    return msgspec.json.encode(samples[-SAMPLES_MAX:]).decode()
+
+
+def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.QueryShapeSums]]:
+    rows = yield StoreStatement(
+        f"SELECT counted.fingerprint, coalesce(shape, ''), coalesce(samples, ''), first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
+        "(SELECT fingerprint, min(hour) AS first, max(hour) AS last, "
+        f"{', '.join(f'sum({name}) AS {name}' for name in _SUMS)} FROM query_counts WHERE uuid = $1 AND hour >= $2 "
+        "GROUP BY fingerprint) AS counted LEFT JOIN query_shapes ON query_shapes.uuid = $1 "
+        "AND query_shapes.fingerprint = counted.fingerprint ORDER BY statements DESC, counted.fingerprint LIMIT $3",
+        (uuid, since_hour, limit),
+    )
+    return [
+        model.QueryShapeSums(
+            str(fingerprint), str(shape), str(samples), model.QuerySums(*map(int, sums)), int(first), int(last)
+        )
+        for fingerprint, shape, samples, first, last, *sums in rows
+    ]
+
+
+def query_totals(since_hour: int, limit: int) -> Steps[list[model.QueryTotals]]:
+    rows = yield StoreStatement(
+        f"SELECT uuid, count(DISTINCT fingerprint), {_TOTALS} FROM query_counts WHERE hour >= $1 "  # noqa: S608
+        "GROUP BY uuid ORDER BY 3 DESC, uuid LIMIT $2",
+        (since_hour, limit),
+    )
+    return [model.QueryTotals(str(uuid), int(shapes), model.QuerySums(*map(int, sums))) for uuid, shapes, *sums in rows]
+
+
+HOURS_OF_DAY = 24
+
+
+def merge_query_hours(before_hour: int, limit: int) -> Steps[int]:
+    rows = yield StoreStatement(
+        "DELETE FROM query_counts WHERE (uuid, fingerprint, hour) IN (SELECT uuid, fingerprint, hour "  # noqa: S608
+        f"FROM query_counts WHERE hour < $1 AND hour % {HOURS_OF_DAY} <> 0 ORDER BY hour LIMIT $2) "
+        f"RETURNING uuid, fingerprint, hour, {', '.join(_SUMS)}",
+        (before_hour, limit),
+    )
+    days: dict[tuple[str, str, int], list[int]] = {}
+    for uuid, fingerprint, hour, *sums in rows:
+        totals = days.setdefault((uuid, fingerprint, hour - hour % HOURS_OF_DAY), [0] * len(_SUMS))
+        for number, value in enumerate(sums):
+            totals[number] += value
+    yield from _add_sums([(*key, *totals) for key, totals in sorted(days.items())])
+    return len(rows)
+
+
+def prune_queries(before_hour: int, limit: int) -> Steps[int]:
+    rows = yield StoreStatement(
+        "DELETE FROM query_counts WHERE (uuid, fingerprint, hour) IN "
+        "(SELECT uuid, fingerprint, hour FROM query_counts WHERE hour < $1 ORDER BY hour LIMIT $2) "
+        "RETURNING uuid, fingerprint",
+        (before_hour, limit),
+    )
+    for uuid, fingerprint in sorted(set(map(tuple, rows))):
+        yield StoreStatement(
+            "DELETE FROM query_shapes WHERE uuid = $1 AND fingerprint = $2 AND NOT EXISTS "
+            "(SELECT 1 FROM query_counts WHERE uuid = $1 AND fingerprint = $2)",
+            (uuid, fingerprint),
+        )
+    return len(rows)
+
+
+def save_advice(op: operations.SaveAppliedAdvice, now_ms: int) -> Steps[None]:
+    applied = op.advice
+    yield from hold_table(applied.uuid)
+    yield StoreStatement(
+        "INSERT INTO applied_advice (uuid, id, applied_ms, advice) VALUES ($1, $2, $3, $4) "
+        "ON CONFLICT (uuid, id) DO UPDATE SET advice = excluded.advice",
+        (applied.uuid, applied.id, applied.applied_ms, applied.advice),
+    )
+    yield StoreStatement(
+        "DELETE FROM applied_advice WHERE uuid = $1 AND id NOT IN "
+        "(SELECT id FROM applied_advice WHERE uuid = $1 ORDER BY applied_ms DESC, id DESC LIMIT $2)",
+        (applied.uuid, op.keep),
+    )
+
+
+def applied_advice(uuid: str, limit: int) -> Steps[list[model.AppliedAdvice]]:
+    rows = yield StoreStatement(
+        "SELECT uuid, id, applied_ms, advice FROM applied_advice WHERE uuid = $1 "
+        "ORDER BY applied_ms DESC, id DESC LIMIT $2",
+        (uuid, limit),
+    )
+    return [
+        model.AppliedAdvice(str(uuid), str(id), int(applied_ms), str(advice)) for uuid, id, applied_ms, advice in rows
+    ]

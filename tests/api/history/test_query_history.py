@@ -1,0 +1,204 @@
+"""The query history over HTTP: statements of plans, plan tables and scan reports, without their literals."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.api.client import Api
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, tens
+from tests.server.rig import Running, running
+
+HISTORY = "/api/v1/tables/db/t/history"
+SECRET = 741_852_963
+
+
+def compare(op: str, value: Any, column: str = "id") -> dict[str, Any]:
+    return {"type": op, "term": column, "value": value}
+
+
+def both(*parts: dict[str, Any]) -> dict[str, Any]:
+    left, right = parts
+    return {"type": "and", "left": left, "right": right}
+
+
+async def load_shapes(api: Api, path: str = HISTORY) -> list[dict[str, Any]]:
+    answer = await api("GET", path)
+    assert answer.status == 200, answer.raw
+    return answer.json["shapes"]
+
+
+async def test_statements_that_differ_in_literals_share_a_shape(planned: Api) -> None:
+    for value in (5, 15, 25):
+        body = {"filter": both(compare("eq", value), compare("starts-with", f"x{value}", "data")), "select": ["data"]}
+        assert (await planned("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
+    await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
+    first, second = await load_shapes(planned)
+    assert first["conditions"] == ["id = ?", "data starts with ?"]
+    assert (first["engine"], first["columns"]) == ("pyiceberg", ["data"])
+    assert first["sums"]["statements"] == 3
+    assert (first["sums"]["files-before"], second["sums"]["files-before"]) == (90, 30)
+    assert second["sums"]["files-after"] == 1
+
+
+async def test_order_of_conditions_and_negations_do_not_make_another_shape(planned: Api) -> None:
+    small, large = compare("lt", 50), compare("gt-eq", 10)
+    negated = {"type": "not", "child": compare("gt-eq", 50)}
+    for filter in (both(small, large), both(large, small), both(negated, large)):
+        assert (await planned("POST", f"{T}/plan", {"filter": filter})).status == 200
+    (shape,) = await load_shapes(planned)
+    assert shape["sums"]["statements"] == 3
+
+
+async def test_answers_from_the_cache_count_as_statements(planned: Api) -> None:
+    for _ in range(4):
+        await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    (shape,) = await load_shapes(planned)
+    sums = shape["sums"]
+    assert (sums["statements"], sums["files-before"], sums["files-after"]) == (4, 120, 4)
+
+
+async def test_plan_table_counts_with_its_joins_each_time_that_it_is_shared(planned: Api) -> None:
+    for _ in range(3):
+        answer = await planned("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})
+        assert answer.status == 200, answer.raw
+    (shape,) = await load_shapes(planned)
+    assert (shape["conditions"], shape["sums"]["statements"]) == (["id = ?"], 3)
+    assert (shape["sums"]["bytes-before"], shape["sums"]["bytes-after"]) == (900_000, 30_000)
+
+
+async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(planned: Api) -> None:
+    report = {
+        "report-type": "scan-report",
+        "table-name": "db.t",
+        "snapshot-id": 1,
+        "filter": {"type": "eq", "term": "ID", "value": "(1-digit-int)"},
+        "schema-id": 0,
+        "projected-field-ids": [1],
+        "projected-field-names": ["id"],
+        "metrics": {
+            "result-data-files": {"unit": "count", "value": 4},
+            "total-file-size-in-bytes": {"unit": "bytes", "value": 4000},
+        },
+        "metadata": {"engine-name": "spark"},
+    }
+    assert (await planned("POST", f"{T}/metrics", report)).status == 204
+    hostile = report | {
+        "metadata": {"engine-name": f"x{SECRET}"},
+        "filter": {"type": "eq", "term": f"c{SECRET}", "value": 1},
+    }
+    assert (await planned("POST", f"{T}/metrics", hostile)).status == 204
+    unknown = report | {"snapshot-id": 99}
+    assert (await planned("POST", f"{T}/metrics", unknown)).status == 204
+    first, second = sorted(await load_shapes(planned), key=lambda shape: shape["engine"] == "other")
+    assert (first["engine"], first["conditions"], first["columns"]) == ("spark", ["id = ?"], ["id"])
+    assert first["sums"]["files-after"] == 4
+    assert (second["engine"], second["conditions"]) == ("other", [])
+
+
+async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_path: Path) -> None:
+    for literals, is_stored in (("dropped", False), ("hashed", False), ("kept", True)):
+        home = tmp_path / literals
+        home.mkdir()
+        async with running(home, query_history_literals=literals) as server:
+            api = Api(server)
+            await api.table()
+            await append(api, "t", tens(30), snapshot_id=1)
+            hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
+            for filter in (
+                compare("eq", SECRET),
+                both(compare("gt", SECRET), compare("lt", SECRET + 1)),
+                {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
+                {"type": "eq", "term": hostile, "value": str(SECRET)},
+                compare("eq", 1, f"c{SECRET}"),
+            ):
+                await api("POST", f"{T}/plan", {"filter": filter})
+                await api("POST", "/api/v1/tables/db/t/plan-tables", {"filter": filter})
+            assert str(SECRET) not in str(await load_shapes(api))
+        with sqlite3.connect(home / "seamark.db") as database:
+            rows = database.execute("SELECT shape, samples FROM query_shapes").fetchall()
+        assert len(rows) >= 4
+        assert (str(SECRET) in str(rows)) is is_stored, (literals, rows)
+
+
+async def test_history_survives_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        await api("POST", f"{T}/plan", {"filter": EQ_5})
+    async with running(tmp_path) as server:
+        (shape,) = await load_shapes(Api(server))
+        assert shape["sums"]["statements"] == 1
+
+
+async def create_logins(home: Path, *grants: Grant) -> list[dict[str, str]]:
+    """Create a token for each grant, and return the headers with which the principals log in."""
+    clock = SystemClock()
+    async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
+        tokens = [await create_token(store, clock, grant.principal, None, [grant]) for grant in grants]
+    return [{"Authorization": f"Bearer {token}"} for token in tokens]
+
+
+async def create_table_as(login: dict[str, str], server: Running) -> Api:
+    """Create `db.t` with three files, and return a client that logs in like this."""
+    server.http.headers.update(login)
+    api = Api(server)
+    await api("POST", "/v1/namespaces", {"namespace": ["db"]})
+    await api.table()
+    await append(api, "t", tens(3), snapshot_id=1)
+    return api
+
+
+async def test_many_shapes_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+    names = {"root": "admin", "mallory": "reader", "rita": "reader"}
+    root, mallory, rita = await create_logins(tmp_path, *(Grant(name, role) for name, role in names.items()))
+    async with running(tmp_path, auth="token", query_history_shapes=8) as server:
+        api = await create_table_as(root, server)
+        filters = [compare(op, 5) for op in ("lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq")]
+        for filter in filters:
+            for select in ([], ["id"], ["data"], ["id", "data"]):
+                await api("POST", f"{T}/plan", {"filter": filter, "select": select}, headers=mallory)
+        await server.components.history.flush()
+        await api("POST", f"{T}/plan", {"filter": compare("starts-with", "a", "data")}, headers=rita)
+        shapes = await load_shapes(api)
+        assert sum(shape["sums"]["statements"] for shape in shapes) == 25
+        # A quarter of 8 shapes are of Mallory, and his other statements are counted together.
+        assert [shape["sums"]["statements"] for shape in shapes if not shape["fingerprint"]] == [22]
+        assert any(shape["conditions"] == ["data starts with ?"] for shape in shapes)
+        assert "mallory" not in str(shapes)
+
+
+async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path: Path) -> None:
+    grants = Grant("root", "admin"), Grant("rita", "reader", ("db",)), Grant("bob", "reader", ("other",))
+    root, rita, bob = await create_logins(tmp_path, *grants)
+    async with running(tmp_path, auth="token") as server:
+        api = await create_table_as(root, server)
+        await api("POST", f"{T}/plan", {"filter": EQ_5})
+        assert (await api("GET", HISTORY, headers=rita)).status == 200
+        assert [table["table"] for table in (await api("GET", "/api/v1/history", headers=rita)).json["tables"]] == ["t"]
+        assert (await api("GET", HISTORY, headers=bob)).status == 403
+        assert (await api("GET", "/api/v1/history", headers=bob)).json["tables"] == []
+
+
+async def test_history_can_be_turned_off(tmp_path: Path) -> None:
+    async with running(tmp_path, query_history_days=0) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        await api("POST", f"{T}/plan", {"filter": EQ_5})
+        answer = (await api("GET", HISTORY)).json
+        assert (answer["shapes"], "query_history_days" in answer["reason"]) == ([], True)
+        assert (await api("GET", "/api/v1/history")).json["tables"] == []
+
+
+@pytest.mark.parametrize("query", ["days=0", "days=x", "limit=9999999"])
+async def test_wrong_number_is_refused(planned: Api, query: str) -> None:
+    assert (await planned("GET", f"{HISTORY}?{query}")).error[0] == 400

@@ -1,0 +1,154 @@
+"""The contract of pointer stores for column reads and the query history.
+
+Reads add up by day, statements by hour and then by day. The number of shapes is limited. All is deleted with the table.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from seamark.formats.runtime.errors import NoSuchTable
+from seamark.metaserver.store.model import (
+    ALL_AGES,
+    OTHER_SHAPES,
+    AppliedAdvice,
+    ColumnReads,
+    QueryRecord,
+    QuerySums,
+)
+from seamark.metaserver.store.operations import (
+    AddColumnReads,
+    AddQueryRecords,
+    CreateEntry,
+    DropEntry,
+    SaveAppliedAdvice,
+)
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
+from tests.store.opened import OpenedStores
+from tests.store.samples import NS, TABLE, make_entry
+
+UUID = "uuid-of-t"
+
+
+class ColumnReadsContract(OpenedStores):
+    async def test_reads_of_a_day_add_up_and_keep_the_oldest_age(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
+        await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
+        await store.transact([AddColumnReads(UUID, 5, ((1, 30, 2), (2, ALL_AGES, 1)))])
+        await other.transact([AddColumnReads(UUID, 5, ((1, 10, 3),)), AddColumnReads("uuid-of-u", 5, ((1, 99, 1),))])
+        await store.transact([AddColumnReads(UUID, 6, ((1, 30, 1), (-1, 0, 2**40))), AddColumnReads(UUID, 7, ())])
+        assert await other.column_reads(UUID, 0, 10) == [
+            ColumnReads(-1, 0, 2**40, 6, 6),
+            ColumnReads(1, 30, 6, 5, 6),
+            ColumnReads(2, ALL_AGES, 1, 5, 5),
+        ]
+        assert await other.column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
+
+    async def test_many_columns_are_added_together(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        reads = tuple((column, column % 7, 1) for column in range(300, 0, -1))
+        for _ in range(2):
+            await store.transact([AddColumnReads(UUID, 1, reads)])
+        assert {
+            (column_read.column_id, column_read.reads) for column_read in await store.column_reads(UUID, 0, 1000)
+        } == {(column, 2) for column in range(1, 301)}
+
+    async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        for day in range(6):
+            await store.transact([AddColumnReads(UUID, day, ((1, 0, 1),))])
+        assert await store.prune_column_reads(4, 3) == 3
+        assert await store.prune_column_reads(4, 3) == 1
+        assert await store.prune_column_reads(4, 3) == 0
+        assert await store.column_reads(UUID, 0, 10) == [ColumnReads(1, 0, 2, 4, 5)]
+
+    async def test_reads_are_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t")), AddColumnReads(UUID, 1, ((1, 0, 1),))])
+        await store.transact([DropEntry(TABLE, NS, "t")])
+        assert await store.column_reads(UUID, 0, 10) == []
+        with pytest.raises(NoSuchTable):
+            await store.transact([AddColumnReads(UUID, 1, ((1, 0, 1),))])
+
+
+def add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_max: int = 10) -> AddQueryRecords:
+    """Return an operation that adds a statement for each (fingerprint, owner)."""
+    sums = QuerySums(1, 10, 2, 1, 1000, 200, 5)
+    added = tuple(QueryRecord(name, owner, f'"{name}"', samples, sums) for name, owner in records)
+    return AddQueryRecords(UUID, hour, added, shapes_max, 2)
+
+
+class QueryHistoryContract(OpenedStores):
+    async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        await store.transact([add_records(100, ("a", "x"), ("b", "x"))])
+        await other.transact([add_records(101, ("a", "y"))])
+        (a, b) = await store.query_shapes(UUID, 0, 10)
+        assert (a.fingerprint, a.shape, a.sums, a.first_hour, a.last_hour) == (
+            "a",
+            '"a"',
+            QuerySums(2, 20, 4, 2, 2000, 400, 10),
+            100,
+            101,
+        )
+        assert (b.fingerprint, b.sums.statements) == ("b", 1)
+        assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
+        (totals,) = await other.query_totals(0, 10)
+        assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
+
+    async def test_shapes_beyond_the_limits_are_counted_together_and_displace_none(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        await store.transact([add_records(1, ("a", "x"))])
+        await store.transact([add_records(1, *((f"n{number}", "mallory") for number in range(50)))])
+        await store.transact([add_records(1, ("b", "x"), ("c", "y"), shapes_max=4)])
+        counts = {shape.fingerprint: shape.sums.statements for shape in await store.query_shapes(UUID, 0, 100)}
+        assert counts == {"a": 1, "n0": 1, "n1": 1, "b": 1, OTHER_SHAPES: 49}
+
+    async def test_newest_samples_are_kept_within_their_limit(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        for number in range(20):
+            await store.transact([add_records(number, ("a", "x"), samples=f"[{number}]")])
+        await store.transact([add_records(21, ("a", "x"))])
+        (shape,) = await store.query_shapes(UUID, 0, 10)
+        assert shape.samples == f"[{','.join(map(str, range(4, 20)))}]"
+
+    async def test_hours_of_older_days_are_merged_without_a_loss(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        for hour in range(20, 60):
+            await store.transact([add_records(hour, ("a", "x"))])
+        before = await store.query_shapes(UUID, 0, 10)
+        merged = 0
+        while count := await store.merge_query_hours(48, 7):
+            merged += count
+        assert merged == 27  # The hours 20 to 23, and 25 to 47.
+        (after,) = await store.query_shapes(UUID, 0, 10)
+        assert after.sums == before[0].sums
+        assert (after.first_hour, after.last_hour) == (0, 59)
+        assert [shape.sums.statements for shape in await store.query_shapes(UUID, 24, 10)] == [36]
+
+    async def test_shapes_are_removed_with_their_last_sums(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        await store.transact([add_records(1, ("a", "x"), ("b", "x"))])
+        await store.transact([add_records(50, ("b", "x"))])
+        assert await store.prune_queries(24, 10) == 2
+        # The shape of "a" is removed, so the owner can be the first user of another shape.
+        await store.transact([add_records(51, ("c", "x"))])
+        assert [shape.fingerprint for shape in await store.query_shapes(UUID, 0, 10)] == ["b", "c"]
+
+    async def test_newest_applied_advice_is_kept(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        for number in range(4):
+            await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, f"id{number}", number, "{}"), 3)])
+        await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id3", 3, '{"measured":1}'), 3)])
+        listed = await store.applied_advice(UUID, 10)
+        assert [advice.id for advice in listed] == ["id3", "id2", "id1"]
+        assert listed[0].advice == '{"measured":1}'
+
+    async def test_history_is_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t")), add_records(1, ("a", "x"))])
+        await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id", 1, "{}"), 3)])
+        await store.transact([DropEntry(TABLE, NS, "t")])
+        assert await store.query_shapes(UUID, 0, 10) == []
+        assert await store.applied_advice(UUID, 10) == []
+        with pytest.raises(NoSuchTable):
+            await store.transact([add_records(1, ("a", "x"))])
