@@ -1,0 +1,333 @@
+"""The cube: the rows of each data file, grouped by the dimensions, with partial aggregates (decision 51).
+
+    bytes  0-7   magic                 bytes  8-11  version of this layout
+    bytes 12-15  files                 bytes 16-23  bytes of the Arrow IPC file
+    bytes 24-27  CRC-32 of the file    bytes 28-31  CRC-32 of bytes 0-27
+    the Arrow IPC file: record batch n has the groups of data file n
+
+All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
+`m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values differ
+only in their bits, such as 0.0 and -0.0: an engine groups the groups again. The checksum covers all bytes, and is
+compared when the blob is opened, because a changed bit would change an answer.
+
+A value is stored exactly, or the file is refused: an expression or a sum that does not fit its type raises ValueError.
+This module is pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from isal import isal_zlib
+
+from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.keys.measures import (
+    COUNT,
+    MAX,
+    MIN,
+    PRECISION_MAX,
+    SUM,
+    ColumnOperand,
+    Measure,
+    NumberOperand,
+    Operand,
+    Partial,
+    decimal_digits,
+    list_partials,
+)
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+
+Columns = Mapping[int, pa.ChunkedArray]
+
+SHRINK = 20.0
+SMALL_GROUPS = 1000
+"""An entry with at most this number of groups is kept although it may not shrink its rows."""
+TIME_UNITS = ("year", "month", "day", "hour")
+"""The transforms that a dimension may have, from the coarsest to the finest."""
+TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
+_DIMENSION_TYPES = TIME_TYPES | {
+    "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
+}  # fmt: skip
+_MAGIC = b"SMKCUBE\n"
+_LAYOUT = 1
+_HEAD = struct.Struct("<8sIIQI")
+_CHECK = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+_FLOAT_TOLERANCE = 1e-9
+"""The relative difference of two sums of floats that an audit accepts: their order of additions may differ."""
+_SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
+
+
+class CubeEntries:
+    """An opened blob. It is immutable.
+
+    Attributes:
+        batches: The groups of each data file.
+    """
+
+    def __init__(self, blob: memoryview) -> None:
+        if len(blob) < _HEAD_BYTES:
+            raise ValueError(f"{len(blob)} bytes are not a cube")
+        if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
+            raise ValueError("the head of a cube does not match its checksum")
+        magic, layout, files, length, self._checksum = _HEAD.unpack_from(blob)
+        if magic != _MAGIC or layout != _LAYOUT:
+            raise ValueError(f"a cube of layout {layout} cannot be read")
+        self._body = blob[_HEAD_BYTES:]
+        if len(self._body) != length:
+            raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
+        self.verify()
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(self._body))
+            self.batches: list[pa.RecordBatch] = [
+                reader.get_batch(number) for number in range(reader.num_record_batches)
+            ]
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a cube cannot be read: {error}") from None
+        self.schema: pa.Schema = reader.schema
+        if len(self.batches) != files:
+            raise ValueError(f"a cube has {len(self.batches)} entries instead of {files}")
+
+    @property
+    def files(self) -> int:
+        return len(self.batches)
+
+    def verify(self) -> None:
+        if isal_zlib.crc32(self._body) != self._checksum:
+            raise ValueError("a cube does not match its checksum")
+
+    def select(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the groups of some data files, with their number in `numbers` in the column `file`."""
+        batches = [self.batches[number] for number in numbers]
+        table = pa.Table.from_batches(batches, self.schema)
+        ordinals = np.repeat(np.arange(len(numbers), dtype=np.int32), [batch.num_rows for batch in batches])
+        return table.add_column(0, "file", pa.array(ordinals, pa.int32()))
+
+
+class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
+    name = "cube"
+    columns_max = 16
+    parameters = (
+        IndexParameter(
+            "shrink",
+            f"the minimum number of rows for each group, in data files with more than {SMALL_GROUPS:,} groups",
+            SHRINK,
+            1,
+            1_000_000,
+        ),
+    )
+    aggregates = True
+
+    def supports_type(self, type_name: str) -> bool:
+        return base_name(type_name) in _DIMENSION_TYPES
+
+    def find_term_problem(self, term: Term) -> str | None:
+        if term.transform == IDENTITY or (term.transform in TIME_UNITS and base_name(term.source) in TIME_TYPES):
+            return None
+        units = ", ".join(TIME_UNITS)
+        return f"{term.text} is not a dimension of a cube: use a column, or {units} of a date or a timestamp"
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> pa.RecordBatch:
+        raise ValueError("a cube is built from values, not from keys")
+
+    def build_aggregates(
+        self, terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, parameters: Mapping[str, float]
+    ) -> pa.RecordBatch:
+        entry = group_rows(terms, measures, columns)
+        rows = len(next(iter(columns.values())))
+        if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
+            raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
+        return entry
+
+    def encode(self, entries: Sequence[pa.RecordBatch]) -> list[bytes | memoryview]:
+        return _encode(entries[0].schema, entries)
+
+    def merge(self, parts: Sequence[tuple[CubeEntries, Mask]]) -> list[bytes | memoryview]:
+        schema = parts[0][0].schema
+        if any(index.schema != schema for index, _ in parts):
+            raise ValueError("cubes with different columns cannot be merged")
+        return _encode(
+            schema, [batch for index, keep in parts for batch, kept in zip(index.batches, keep, strict=True) if kept]
+        )
+
+    def open(self, blob: memoryview) -> CubeEntries:
+        return CubeEntries(blob)
+
+    def supports(self, predicate: object) -> bool:
+        return False
+
+    def query(self, ranges: Sequence[KeyRanges]) -> None:
+        return None
+
+    def query_of_keys(self, keys: KeySet) -> None:
+        return None
+
+    def check_rows(self, index: CubeEntries, rows: int) -> str | None:
+        counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.batches)
+        return None if counted == rows else f"the cube counts {counted:,} rows; its data files have {rows:,}"
+
+    def compare_aggregates(self, index: CubeEntries, number: int, expected: pa.RecordBatch) -> Iterator[str]:
+        stored = index.batches[number]
+        if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
+            yield f"the cube has {stored.num_rows:,} groups; there are {expected.num_rows:,}"
+            return
+        for name, left, right in zip(stored.schema.names, stored.columns, expected.columns, strict=True):
+            if not _are_equal(left, right):
+                yield f"the column {name} of the cube differs from the rows"
+
+
+def describe_size(groups: int, rows: int, shrink: float) -> str:
+    """Return why a cube with this number of groups does not pay."""
+    return (
+        f"a cube of {groups:,} groups for {rows:,} rows has {rows / max(1, groups):.1f} rows for each group; "
+        f"the minimum is {shrink:g} (shrink)"
+    )
+
+
+def group_rows(terms: Sequence[Term], measures: Sequence[Measure], columns: Columns) -> pa.RecordBatch:
+    """Return the groups of a data file's rows.
+
+    Args:
+        terms: The dimensions.
+        columns: The columns of the dimensions and measures by field id. All have the same number of rows.
+
+    Raises:
+        ValueError: A value cannot be stored exactly.
+    """
+    keys = {f"d{number}": _dimension(term, columns[term.column_id]) for number, term in enumerate(terms)}
+    inputs, aggregates = dict(keys), list[tuple[list[str] | str, str]]()
+    partials = list_partials(measures)
+    for number, partial in enumerate(partials):
+        if partial.operand is None:
+            aggregates.append(([], "count_all"))
+            continue
+        values, kind = _evaluate(partial.operand, columns)
+        if partial.function == SUM:
+            values = _widen_sum(values, kind)
+        elif partial.function in (MIN, MAX) and pa.types.is_floating(values.type):
+            inputs[f"n{number}"] = is_nan = pc.is_nan(values)
+            aggregates.append((f"n{number}", "any"))
+            values = pc.if_else(is_nan, pa.scalar(None, values.type), values)
+        inputs[f"v{number}"] = values
+        aggregates.append((f"v{number}", partial.function))
+    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
+    results = [grouped[name] for name in keys]
+    results += [_finish(grouped, number, partial) for number, partial in enumerate(partials)]
+    names = [*keys, *(f"m{number}" for number in range(len(partials)))]
+    return pa.table(dict(zip(names, results, strict=True))).combine_chunks().to_batches()[0]
+
+
+def _finish(grouped: pa.Table, number: int, partial: Partial) -> pa.ChunkedArray:
+    """Return a partial aggregate of each group in its type.
+
+    Raises:
+        ValueError: A sum does not fit the type.
+    """
+    result = grouped["count_all" if partial.operand is None else f"v{number}_{partial.function}"]
+    if f"n{number}_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
+        is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"n{number}_any"], False))  # noqa: FBT003
+        result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
+    return result.cast(partial_type(partial))
+
+
+def partial_type(partial: Partial) -> pa.DataType:
+    """Return the Arrow type of a partial aggregate."""
+    if partial.function == COUNT or partial.operand is None:
+        return pa.int64()
+    kind = partial.operand.kind
+    if partial.function != SUM:
+        return to_row_type(kind)
+    name = base_name(kind)
+    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, decimal_digits(kind)[1])
+
+
+def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
+    """Return the columns of the entries of a cube."""
+    fields = [(f"d{number}", to_row_type(term.source)) for number, term in enumerate(terms)]
+    fields += [(f"m{number}", partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
+    return pa.schema(fields)
+
+
+def _dimension(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = column.cast(to_row_type(term.source))
+    if term.transform == IDENTITY:
+        return values
+    kind = values.type
+    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else values
+    return pc.floor_temporal(plain, unit=term.transform).cast(kind)
+
+
+def _widen_sum(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """Return the values in a type in which Arrow adds them without an overflow."""
+    if pa.types.is_floating(values.type):
+        return values.cast(pa.float64())
+    if pa.types.is_integer(values.type):
+        return values.cast(pa.decimal128(19, 0))
+    precision, scale = decimal_digits(kind)
+    fits = precision + len(str(len(values))) <= PRECISION_MAX
+    return values if fits else values.cast(pa.decimal256(76, scale))
+
+
+def _evaluate(operand: Operand, columns: Columns) -> tuple[pa.ChunkedArray, str]:
+    """Return the values of an operand, and their Iceberg type.
+
+    Raises:
+        ValueError: A value does not fit the type.
+    """
+    match operand:
+        case ColumnOperand():
+            return columns[operand.column_id].cast(to_row_type(operand.kind)), operand.kind
+        case NumberOperand():
+            rows = len(next(iter(columns.values())))
+            scalar = pa.scalar(operand.text).cast(to_row_type(operand.kind))
+            return pa.chunked_array([pa.repeat(scalar, rows)]), operand.kind
+    sides = [_evaluate(side, columns) for side in (operand.left, operand.right)]
+    result = to_row_type(operand.kind)
+    if pa.types.is_integer(result):
+        left, right = (values.cast(result) for values, _ in sides)
+        return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [left, right]), operand.kind
+    scale = decimal_digits(operand.kind)[1]
+    if operand.sign == "*":
+        left, right = (_widen(values, *decimal_digits(kind)) for values, kind in sides)
+    else:
+        left, right = (_widen(values, 75, scale) for values, _ in sides)
+    values = pc.call_function(_SIGNS[operand.sign], [left, right])
+    # The cast fails if a value has more digits than the engines' type.
+    return values.cast(pa.decimal128(PRECISION_MAX, scale)), operand.kind
+
+
+def _widen(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.decimal128(19, 0))
+    return values.cast(pa.decimal256(precision, scale))
+
+
+def _encode(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[bytes | memoryview]:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    body = memoryview(sink.getvalue())
+    head = _HEAD.pack(_MAGIC, _LAYOUT, len(batches), len(body), isal_zlib.crc32(body))
+    return [head + _CHECK.pack(isal_zlib.crc32(head)), body]
+
+
+def _are_equal(left: pa.Array, right: pa.Array) -> bool:
+    if not pa.types.is_floating(left.type):
+        return bool(left.equals(right))
+    a, b = (array.to_numpy(zero_copy_only=False) for array in (left, right))
+    same_nulls = pc.is_null(left).equals(pc.is_null(right))
+    return same_nulls and bool(np.allclose(a, b, rtol=_FLOAT_TOLERANCE, atol=0.0, equal_nan=True))
+
+
+CUBE = CubeKind()
