@@ -85,8 +85,8 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     "--measures",
     multiple=True,
     metavar="MEASURE",
-    help="Of a cube: an aggregate of columns, such as 'sum(price * (1 - discount))' or 'count(*)'. Several are separated "
-    "by commas.",
+    help="Of a cube: an aggregate of columns, such as 'sum(price * (1 - discount))' or 'count(*)'. Several are "
+    "separated by commas.",
 )
 @_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")

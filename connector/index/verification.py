@@ -89,9 +89,7 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
     return replace(verdict, problems=tuple(problems))
 
 
-def _compare_file(
-    index: OpenedBlob, number: int, task: IndexTask, file: DataFile, rng: random.Random
-) -> Iterator[str]:
+def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFile, rng: random.Random) -> Iterator[str]:
     """Read a data file, and compare its entry. Return a description of each difference.
 
     Raises:

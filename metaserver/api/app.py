@@ -27,10 +27,10 @@ from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, Router, add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
-from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
+from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
 from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
-from seamark.metaserver.api.sql import statements
+from seamark.metaserver.api.sql import aggregates, statements
 from seamark.metaserver.api.streams import listing, pausing, reads, rows, several_tables
 from seamark.metaserver.runtime.extensions import Extensions
 
@@ -94,6 +94,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         builds,
         lookups,
         bitmaps,
+        cube_groups,
         plan_tables,
         plan_leases,
         plan_views,
@@ -104,6 +105,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         replicas,
         table_services,
         statements,
+        aggregates,
         ttl_advice,
     )
     add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)

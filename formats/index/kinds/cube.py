@@ -6,9 +6,9 @@
     the Arrow IPC file: record batch n has the groups of data file n
 
 All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
-`m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values differ
-only in their bits, such as 0.0 and -0.0: an engine groups the groups again. The checksum covers all bytes, and is
-compared when the blob is opened, because a changed bit would change an answer.
+`m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values
+differ only in their bits, such as 0.0 and -0.0: an engine groups the groups again. The checksum covers all bytes, and
+is compared when the blob is opened, because a changed bit would change an answer.
 
 A value is stored exactly, or the file is refused: an expression or a sum that does not fit its type raises ValueError.
 This module is pure.
@@ -17,7 +17,8 @@ This module is pure.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,10 +69,9 @@ _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
 class CubeEntries:
-    """An opened blob. It is immutable.
+    """An opened blob. It is immutable, and thread-safe.
 
-    Attributes:
-        batches: The groups of each data file.
+    Groups are decompressed when they are read, so that an opened blob takes the memory of its bytes.
     """
 
     def __init__(self, blob: memoryview) -> None:
@@ -79,38 +79,44 @@ class CubeEntries:
             raise ValueError(f"{len(blob)} bytes are not a cube")
         if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
             raise ValueError("the head of a cube does not match its checksum")
-        magic, layout, files, length, self._checksum = _HEAD.unpack_from(blob)
+        magic, layout, self.files, length, self._checksum = _HEAD.unpack_from(blob)
         if magic != _MAGIC or layout != _LAYOUT:
             raise ValueError(f"a cube of layout {layout} cannot be read")
         self._body = blob[_HEAD_BYTES:]
         if len(self._body) != length:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
         self.verify()
-        try:
-            reader = pa.ipc.open_file(pa.py_buffer(self._body))
-            self.batches: list[pa.RecordBatch] = [
-                reader.get_batch(number) for number in range(reader.num_record_batches)
-            ]
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"a cube cannot be read: {error}") from None
+        reader = self._open(None)
         self.schema: pa.Schema = reader.schema
-        if len(self.batches) != files:
-            raise ValueError(f"a cube has {len(self.batches)} entries instead of {files}")
-
-    @property
-    def files(self) -> int:
-        return len(self.batches)
+        if reader.num_record_batches != self.files:
+            raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
 
     def verify(self) -> None:
         if isal_zlib.crc32(self._body) != self._checksum:
             raise ValueError("a cube does not match its checksum")
 
-    def select(self, numbers: Sequence[int]) -> pa.Table:
-        """Return the groups of some data files, with their number in `numbers` in the column `file`."""
-        batches = [self.batches[number] for number in numbers]
-        table = pa.Table.from_batches(batches, self.schema)
-        ordinals = np.repeat(np.arange(len(numbers), dtype=np.int32), [batch.num_rows for batch in batches])
-        return table.add_column(0, "file", pa.array(ordinals, pa.int32()))
+    def read(self, numbers: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the groups of some data files.
+
+        Args:
+            columns: The names of the columns, in the order of the schema, or None for all columns.
+
+        Raises:
+            ValueError: The blob is damaged.
+        """
+        reader = self._open(columns)
+        try:
+            for number in numbers:
+                yield reader.get_batch(number)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a cube cannot be read: {error}") from None
+
+    def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
+        fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
+        try:
+            return pa.ipc.open_file(pa.py_buffer(self._body), options=pa.ipc.IpcReadOptions(included_fields=fields))
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a cube cannot be read: {error}") from None
 
 
 class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
@@ -155,9 +161,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         schema = parts[0][0].schema
         if any(index.schema != schema for index, _ in parts):
             raise ValueError("cubes with different columns cannot be merged")
-        return _encode(
-            schema, [batch for index, keep in parts for batch, kept in zip(index.batches, keep, strict=True) if kept]
-        )
+        return _encode(schema, (batch for index, keep in parts for batch in index.read(np.flatnonzero(keep).tolist())))
 
     def open(self, blob: memoryview) -> CubeEntries:
         return CubeEntries(blob)
@@ -172,11 +176,11 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         return None
 
     def check_rows(self, index: CubeEntries, rows: int) -> str | None:
-        counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.batches)
+        counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.read(range(index.files), ["m0"]))
         return None if counted == rows else f"the cube counts {counted:,} rows; its data files have {rows:,}"
 
     def compare_aggregates(self, index: CubeEntries, number: int, expected: pa.RecordBatch) -> Iterator[str]:
-        stored = index.batches[number]
+        (stored,) = index.read([number])
         if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
             yield f"the cube has {stored.num_rows:,} groups; there are {expected.num_rows:,}"
             return
@@ -203,40 +207,81 @@ def group_rows(terms: Sequence[Term], measures: Sequence[Measure], columns: Colu
     Raises:
         ValueError: A value cannot be stored exactly.
     """
-    keys = {f"d{number}": _dimension(term, columns[term.column_id]) for number, term in enumerate(terms)}
-    inputs, aggregates = dict(keys), list[tuple[list[str] | str, str]]()
-    partials = list_partials(measures)
-    for number, partial in enumerate(partials):
-        if partial.operand is None:
-            aggregates.append(([], "count_all"))
-            continue
-        values, kind = _evaluate(partial.operand, columns)
-        if partial.function == SUM:
-            values = _widen_sum(values, kind)
-        elif partial.function in (MIN, MAX) and pa.types.is_floating(values.type):
-            inputs[f"n{number}"] = is_nan = pc.is_nan(values)
-            aggregates.append((f"n{number}", "any"))
-            values = pc.if_else(is_nan, pa.scalar(None, values.type), values)
-        inputs[f"v{number}"] = values
-        aggregates.append((f"v{number}", partial.function))
-    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
-    results = [grouped[name] for name in keys]
-    results += [_finish(grouped, number, partial) for number, partial in enumerate(partials)]
-    names = [*keys, *(f"m{number}" for number in range(len(partials)))]
-    return pa.table(dict(zip(names, results, strict=True))).combine_chunks().to_batches()[0]
+    rows = len(next(iter(columns.values())))
+    keys = {f"d{number}": _truncate(term, columns[term.column_id]) for number, term in enumerate(terms)}
+    values = dict[str, _Values]()
+    for number, partial in enumerate(list_partials(measures)):
+        if partial.operand is None:  # Rows are counted as values that are not null.
+            column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
+        else:
+            column = _evaluate(partial.operand, columns)
+        values[f"m{number}"] = _Values(partial.function, column, partial_type(partial))
+    grouped = _aggregate(keys, values).combine_chunks()
+    return grouped.to_batches()[0] if grouped.num_rows else pa.RecordBatch.from_pylist([], grouped.schema)
 
 
-def _finish(grouped: pa.Table, number: int, partial: Partial) -> pa.ChunkedArray:
-    """Return a partial aggregate of each group in its type.
+def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
+    """Group the groups of several data files again.
+
+    Args:
+        groups: Dimensions and partial aggregates, as in `CubeEntries`. There is at least one dimension.
+        functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
 
     Raises:
-        ValueError: A sum does not fit the type.
+        ValueError: A sum does not fit its type.
     """
-    result = grouped["count_all" if partial.operand is None else f"v{number}_{partial.function}"]
-    if f"n{number}_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
-        is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"n{number}_any"], False))  # noqa: FBT003
-        result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
-    return result.cast(partial_type(partial))
+    keys = {name: groups[name] for name in groups.column_names if name not in functions}
+    values = {
+        name: _Values(SUM if function == COUNT else function, groups[name], groups[name].type)
+        for name, function in functions.items()
+    }
+    return _aggregate(keys, values)
+
+
+class _Values(NamedTuple):
+    """Values to aggregate, and the type of the result."""
+
+    function: str
+    column: pa.ChunkedArray
+    result: pa.DataType
+
+
+def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values]) -> pa.Table:
+    """Return one row for each group, with the columns of `keys` and `values`.
+
+    Raises:
+        ValueError: A sum does not fit its type.
+    """
+    inputs, aggregates = dict(keys), list[tuple[str, str]]()
+    for name, (function, column, _) in values.items():
+        if function == SUM:
+            column = _widen_sum(column)
+        elif function in (MIN, MAX) and pa.types.is_floating(column.type):
+            inputs[f"{name}_nan"] = is_nan = pc.is_nan(column)
+            aggregates.append((f"{name}_nan", "any"))
+            column = pc.if_else(is_nan, pa.scalar(None, column.type), column)
+        inputs[name] = column
+        aggregates.append((name, function))
+    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
+    results = {name: grouped[name] for name in keys}
+    for name, (function, _, kind) in values.items():
+        result = grouped[f"{name}_{function}"]
+        if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
+            is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
+            result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
+        results[name] = result.cast(kind)
+    return pa.table(results)
+
+
+def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values in a type in which Arrow adds them without an overflow."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return values.cast(pa.float64())
+    if pa.types.is_integer(kind):
+        return values.cast(pa.decimal128(19, 0))
+    fits = kind.precision + len(str(len(values))) <= PRECISION_MAX
+    return values if fits else values.cast(pa.decimal256(76, kind.scale))
 
 
 def partial_type(partial: Partial) -> pa.DataType:
@@ -257,7 +302,8 @@ def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schem
     return pa.schema(fields)
 
 
-def _dimension(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values of a dimension. A time is truncated, and keeps its type."""
     values = column.cast(to_row_type(term.source))
     if term.transform == IDENTITY:
         return values
@@ -266,43 +312,29 @@ def _dimension(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.floor_temporal(plain, unit=term.transform).cast(kind)
 
 
-def _widen_sum(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return the values in a type in which Arrow adds them without an overflow."""
-    if pa.types.is_floating(values.type):
-        return values.cast(pa.float64())
-    if pa.types.is_integer(values.type):
-        return values.cast(pa.decimal128(19, 0))
-    precision, scale = decimal_digits(kind)
-    fits = precision + len(str(len(values))) <= PRECISION_MAX
-    return values if fits else values.cast(pa.decimal256(76, scale))
-
-
-def _evaluate(operand: Operand, columns: Columns) -> tuple[pa.ChunkedArray, str]:
-    """Return the values of an operand, and their Iceberg type.
+def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
+    """Return the values of an operand.
 
     Raises:
         ValueError: A value does not fit the type.
     """
     match operand:
         case ColumnOperand():
-            return columns[operand.column_id].cast(to_row_type(operand.kind)), operand.kind
+            return columns[operand.column_id].cast(to_row_type(operand.kind))
         case NumberOperand():
             rows = len(next(iter(columns.values())))
             scalar = pa.scalar(operand.text).cast(to_row_type(operand.kind))
-            return pa.chunked_array([pa.repeat(scalar, rows)]), operand.kind
-    sides = [_evaluate(side, columns) for side in (operand.left, operand.right)]
+            return pa.chunked_array([pa.repeat(scalar, rows)])
+    operands = (operand.left, operand.right)
+    values = [_evaluate(side, columns) for side in operands]
     result = to_row_type(operand.kind)
     if pa.types.is_integer(result):
-        left, right = (values.cast(result) for values, _ in sides)
-        return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [left, right]), operand.kind
+        return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
     scale = decimal_digits(operand.kind)[1]
-    if operand.sign == "*":
-        left, right = (_widen(values, *decimal_digits(kind)) for values, kind in sides)
-    else:
-        left, right = (_widen(values, 75, scale) for values, _ in sides)
-    values = pc.call_function(_SIGNS[operand.sign], [left, right])
+    digits = [decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
+    wide = [_widen(column, *precision) for column, precision in zip(values, digits, strict=True)]
     # The cast fails if a value has more digits than the engines' type.
-    return values.cast(pa.decimal128(PRECISION_MAX, scale)), operand.kind
+    return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))
 
 
 def _widen(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
@@ -311,14 +343,16 @@ def _widen(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArr
     return values.cast(pa.decimal256(precision, scale))
 
 
-def _encode(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[bytes | memoryview]:
+def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes | memoryview]:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
+    files = 0
     with pa.ipc.new_file(sink, schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
+            files += 1
     body = memoryview(sink.getvalue())
-    head = _HEAD.pack(_MAGIC, _LAYOUT, len(batches), len(body), isal_zlib.crc32(body))
+    head = _HEAD.pack(_MAGIC, _LAYOUT, files, len(body), isal_zlib.crc32(body))
     return [head + _CHECK.pack(isal_zlib.crc32(head)), body]
 
 

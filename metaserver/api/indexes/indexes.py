@@ -295,7 +295,9 @@ def _change_definition(
     parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
     parameters |= body.parameters
     state = body.state if body.state is not None else before.state if before else ENABLED
-    measures: Sequence[str | Measure] = body.measures if body.measures is not None else before.measures if before else ()
+    measures: Sequence[str | Measure] = (
+        body.measures if body.measures is not None else before.measures if before else ()
+    )
     definition = define(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
     )

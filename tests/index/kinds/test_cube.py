@@ -15,7 +15,7 @@ import pytest
 
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
-from seamark.formats.index.kinds.cube import CUBE, CubeEntries, entry_schema
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, combine_groups, entry_schema
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA = Schema(
@@ -61,7 +61,7 @@ def open_entries(*entries: pa.RecordBatch) -> CubeEntries:
 
 
 def random_rows(seed: int, rows: int = 400) -> pa.Table:
-    generator = random.Random(seed)  # noqa: S311 - reproducible rows
+    generator = random.Random(seed)
 
     def value(name: str) -> Any:
         if generator.random() < 0.15:
@@ -105,7 +105,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     ]
     lowest = "min(CASE WHEN isnan(ratio) THEN NULL ELSE ratio END)"
     expected = duckdb.sql(
-        f"SELECT {', '.join(keys)}, count(*), count(qty), sum(qty), sum(big), sum(price), count(price),"  # noqa: S608
+        f"SELECT {', '.join(keys)}, count(*), count(qty), sum(qty), sum(big), sum(price), count(price),"
         f" sum(price * (1 - discount)), coalesce({lowest}, min(ratio)), coalesce({lowest.replace('min', 'max', 1)},"
         " max(ratio)), min(country), max(price), sum(qty + qty), min(ts) FROM rows GROUP BY ALL"
     ).fetchall()
@@ -113,7 +113,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     partials = pa.Table.from_batches([entry])
     merged = duckdb.from_arrow(partials).query(
         "e",
-        f"SELECT {', '.join(f'd{n}' for n in range(len(keys)))}, sum(m0), sum(m1), sum(m2), sum(m3), sum(m4), sum(m5),"  # noqa: S608
+        f"SELECT {', '.join(f'd{n}' for n in range(len(keys)))}, sum(m0), sum(m1), sum(m2), sum(m3), sum(m4), sum(m5),"
         f" sum(m6), {lowest.replace('ratio', 'm7')}, {lowest.replace('ratio', 'm8').replace('min', 'max', 1)},"
         " min(m9), max(m10), sum(m11), min(m12) FROM e GROUP BY ALL",
     ).fetchall()  # fmt: skip
@@ -149,10 +149,9 @@ def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
     wide = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
     definition = define("c", "cube", ["k"], wide, measures=["sum(v)"])
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
+    columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
     with pytest.raises(ValueError, match="38"):
-        CUBE.build_aggregates(
-            definition.terms, definition.measures, {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}, {"shrink": 20}
-        )  # fmt: skip
+        CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
 
 
 def test_sum_of_integers_beyond_64_bits_is_exact() -> None:
@@ -176,12 +175,10 @@ def test_merge_keeps_the_selected_entries() -> None:
     left, right = open_entries(*entries[:2]), open_entries(*entries[2:])
     parts = CUBE.merge([(left, np.array([True, False])), (right, np.array([True, True]))])
     merged = CUBE.open(memoryview(b"".join(map(bytes, parts))))
-    assert [batch.to_pydict() for batch in merged.batches] == [entries[n].to_pydict() for n in (0, 2, 3)]
+    assert [batch.to_pydict() for batch in merged.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
     assert CUBE.check_rows(merged, 150) is None
     assert "counts 150 rows" in (CUBE.check_rows(merged, 151) or "")
-    selected = merged.select([2, 0])
-    assert selected.num_rows == entries[3].num_rows + entries[0].num_rows
-    assert selected["file"].to_pylist() == [0] * entries[3].num_rows + [1] * entries[0].num_rows
+    assert [batch.to_pydict() for batch in merged.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
 
 
 def test_each_changed_byte_of_a_cube_is_noticed() -> None:
@@ -202,7 +199,8 @@ def test_audit_names_the_column_that_differs() -> None:
     index = open_entries(build(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
     other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
-    assert list(CUBE.compare_aggregates(index, 0, build(definition, other))) == ["the column m1 of the cube differs from the rows"]  # fmt: skip
+    differences = list(CUBE.compare_aggregates(index, 0, build(definition, other)))
+    assert differences == ["the column m1 of the cube differs from the rows"]
 
 
 def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
@@ -245,3 +243,21 @@ def test_dates_before_1970_are_truncated_downwards() -> None:
     rows = pa.table({"day": pa.array([date(1969, 12, 31), date(1970, 1, 1)]), "qty": pa.array([1, 2], pa.int32())})
     entry = build(cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
     assert entry["d0"] == [date(1969, 1, 1), date(1970, 1, 1)]
+
+
+def test_combined_groups_equal_the_groups_of_all_rows() -> None:
+    definition = cube(["country", "day(ts)"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
+    parts = [random_rows(seed, 200) for seed in range(3)]
+    coarse = cube(["country"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
+    groups = pa.Table.from_batches([build(definition, rows) for rows in parts]).drop_columns(["d1"])
+    functions = {"m0": "count", "m1": "sum", "m2": "count", "m3": "min", "m4": "max", "m5": "sum"}
+    expected = pa.Table.from_batches([build(coarse, pa.concat_tables(parts))])
+    combined = combine_groups(groups, functions)
+    assert combined.schema == expected.schema
+    assert sorted(map(repr, combined.to_pylist())) == sorted(map(repr, expected.to_pylist()))
+
+
+def test_file_without_rows_has_an_entry_without_groups() -> None:
+    entry = build(cube(["country"], ["sum(qty)"]), random_rows(0, 0))
+    assert entry.num_rows == 0
+    assert open_entries(entry).files == 1
