@@ -63,14 +63,14 @@ class CubeUse(msgspec.Struct, frozen=True, rename="kebab"):
     reason: Annotated[str | None, doc("Why no cube is used.")]
 
 
-class StatementPlan(msgspec.Struct, frozen=True, rename="kebab"):
+class StatementPlan(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     """The head of an answer, and the whole answer of `explain`."""
 
     statement_id: str
     engine: str
     why: Annotated[str, doc("Why this engine runs the statement.")]
     tables: tuple[TableRead, ...]
-    cube: Annotated[CubeUse | None, doc("The use of cubes; null if the tables have none.")] = None
+    cube: Annotated[CubeUse | None, doc("The use of cubes; absent if the tables have none.")] = None
 
 
 class StatementColumn(msgspec.Struct, frozen=True):
