@@ -25,7 +25,7 @@ from seamark.commands.terminal import escape_for_terminal, open_console, show_co
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.sql.choice import AUTO, ENGINES
-from seamark.connector.sql.cubes import CUBE_USES, ON
+from seamark.connector.sql.cubes.plans import CUBE_USES, ON
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 

@@ -32,8 +32,8 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, StatementProfile, choose
-from seamark.connector.sql.cube_queries import GROUPS
-from seamark.connector.sql.cubes import CUBE_USES, ON, CubePlan, CubeSummary, plan_cube
+from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSummary, plan_cube
+from seamark.connector.sql.cubes.queries import GROUPS
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads

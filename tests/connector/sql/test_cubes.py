@@ -14,7 +14,7 @@ import pytest
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.sql.cubes import OFF
+from seamark.connector.sql.cubes.plans import OFF
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

@@ -13,7 +13,7 @@ from sqlglot import exp
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.read.tables import ScanTask
-from seamark.connector.sql.cube_queries import CubeQuery, NotFromCube, check_form, translate_over_cube
+from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import PlannedTableRead
 from seamark.formats.index.definitions import IndexDefinition, read_definitions

@@ -121,8 +121,9 @@ def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None
 
 
 def _with_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
-    is_column = isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier)
-    return (node, unit, None) if unit is not None and is_column else None
+    if unit is None or not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
+        return None
+    return node, unit, None
 
 
 def _with_boundary(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:

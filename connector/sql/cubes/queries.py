@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.arithmetic import divide_decimals
-from seamark.connector.sql.cube_times import TimeDimension, replace_times, truncate
+from seamark.connector.sql.cubes.times import TimeDimension, replace_times, truncate
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import sum_decimals, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
