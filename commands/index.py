@@ -26,6 +26,7 @@ from seamark.commands.terminal import (
 )
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
+from seamark.connector.index.cube_estimates import estimate_problem
 from seamark.formats.index.keys.terms import split_arguments
 from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.runtime import errors
@@ -80,21 +81,39 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
     "several, separated by commas.",
 )
+@click.option(
+    "--measures",
+    multiple=True,
+    metavar="MEASURE",
+    help="Of a cube: an aggregate of columns, such as 'sum(price * (1 - discount))' or 'count(*)'. Several are "
+    "separated by commas.",
+)
 @_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")
 @server_command
 def create(
-    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
+    client: IndexClient,
+    table: str,
+    kind: str,
+    columns: tuple[str, ...],
+    measures: tuple[str, ...],
+    name: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Define an index on TABLE.
 
     Plans use an index file after its registration.
     """
     try:
-        terms = tuple(part.strip() for given in columns for part in split_arguments(given))
+        terms = tuple(part.strip() for text in columns for part in split_arguments(text))
+        aggregates = tuple(part.strip() for text in measures for part in split_arguments(text))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    defined = client.put_index(table, name or _make_index_name(kind, terms), kind=kind, columns=terms, **given)
+    if KINDS[kind].aggregates and (problem := estimate_problem(client, table, terms, aggregates, given)):
+        raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
+    index_name = name or _make_index_name(kind, terms)
+    defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **given)
     if as_json:
         print_json(defined.json)
         return

@@ -25,6 +25,7 @@ from seamark.commands.terminal import escape_for_terminal, open_console, show_co
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.sql.choice import AUTO, ENGINES
+from seamark.connector.sql.cubes.plans import CUBE_USES, ON
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 
@@ -75,6 +76,13 @@ columns.
     help="Size of data files from which on a query runs on Trino, if --trino is set.",
 )
 @click.option("--schema", help="Schema of tables whose names have no schema.")
+@click.option(
+    "--cubes",
+    type=click.Choice(CUBE_USES),
+    default=ON,
+    show_default=True,
+    help="Whether aggregates are answered from cubes. exact: except sums and averages of floats.",
+)
 @click.option("--on-s3", is_flag=True, help="Tables are in S3; used for statements that write.")
 @click.option("--catalog", default=CATALOG, show_default=True, help="The name of the catalog in statements.")
 @click.option(
@@ -92,6 +100,7 @@ def sql(
     spark_catalog: str,
     large: str,
     schema: str | None,
+    cubes: str,
     on_s3: bool,
     catalog: str,
     url: str | None,
@@ -121,7 +130,9 @@ def sql(
         with (
             closing(SeamarkClient(server, token=token)) as client,
             add_suggestions(client),
-            SqlSession(server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3) as session,
+            SqlSession(
+                server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3, cubes=cubes
+            ) as session,
         ):
             if explains:
                 _explain(session.explain(text))
@@ -153,6 +164,12 @@ def _explain(plan: ChosenPlan) -> None:
         tables.add_row(table.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
     if plan.tables:
         console.print(tables)
+    if plan.cube is not None:
+        rows = show_count(plan.cube.row_files, "file")
+        text = f"Cube: {plan.cube.index} answers {show_count(plan.cube.files, 'file')}; rows of {rows} are read."
+        if plan.cube.index is None:
+            text = f"Cube: none, because {plan.cube.reason}; rows of {rows} are read."
+        console.print(escape_for_terminal(text), markup=False, highlight=False)
 
 
 def _write_table(result: SqlResult) -> None:

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 import msgspec
@@ -44,6 +45,7 @@ from seamark.metaserver.api.sql.protocol import (
     FRAME,
     HEAD,
     START,
+    CubeUse,
     StatementColumn,
     StatementError,
     StatementHead,
@@ -233,6 +235,7 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
         writes=False,
         checked=lambda tables: _confine(tables, request.roots),
         certificates=request.certificates,
+        cubes=request.cubes,
     ) as session:
         if request.format == "explain":
             explanation = session.explain(request.statement)
@@ -282,7 +285,8 @@ def _make_head(request: StatementRequest, chosen: ChosenPlan) -> StatementHead:
         TableRead(table.shown_name, table.files, table.considered_files, table.bytes, table.columns, table.joins)
         for table in chosen.tables
     )
-    plan = StatementPlan(request.id, chosen.engine, chosen.why, tables)
+    cube = None if chosen.cube is None else CubeUse(**asdict(chosen.cube))
+    plan = StatementPlan(request.id, chosen.engine, chosen.why, tables, cube)
     return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen.tables)))
 
 

@@ -9,6 +9,7 @@ A client can be pickled, and can be used by threads and forked processes. Each p
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import logging
@@ -481,6 +482,27 @@ class SeamarkClient:
             if token is None:
                 return
             parameters["page-token"] = token.decode()
+
+    def cube_groups(
+        self, table: Name, definition_id: str, columns: Sequence[str], files: bytes
+    ) -> tuple[pa.Table, bytes]:
+        """Return groups of a cube for data files, and which of the files they cover.
+
+        Args:
+            columns: The columns of the entries of the cube.
+            files: The ids of the files (`file_ids`), 16 bytes each.
+
+        Returns:
+            The groups, which may have equal dimensions, and a bit for each file, the lowest bit of a byte first.
+
+        Raises:
+            NotFound: The table has no such cube.
+        """
+        body = {"definition-id": definition_id, "columns": list(columns), "files": base64.b64encode(files).decode()}
+        data = json.dumps(body).encode()
+        answer = self._table(self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM))
+        covered = (answer.schema.metadata or {}).get(b"covered", b"")
+        return answer.replace_schema_metadata(None), base64.b64decode(covered)
 
     # Requests
 

@@ -68,17 +68,24 @@ class IndexClient(SeamarkClient):
         kind: str | None = None,
         columns: Sequence[str] | None = None,
         state: str | None = None,
+        measures: Sequence[str] | None = None,
         **parameters: float | None,
     ) -> Index:
         """Define an index, or change some fields of an index. Arguments that are None do not change.
 
         Args:
+            measures: The aggregates of a cube, such as `sum(amount)`.
             parameters: The parameters of the index kind, such as `fpp` of bloom.
 
         Raises:
             BadRequest: The definition is invalid.
         """
-        fields = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
+        fields = {
+            "kind": kind,
+            "columns": None if columns is None else list(columns),
+            "state": state,
+            "measures": None if measures is None else list(measures),
+        }
         body = omit_none({**fields, **parameters})
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 

@@ -10,7 +10,7 @@ and reported as skipped.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
     skipped: list[tuple[str, str]] = []
     for file in files:
         try:
-            entries.append(build_entry(task.definition, keys_of_file(task, file)))
+            entries.append(build_entry_of_file(task, file))
             indexed.append(file)
         except (Unreadable, ValueError) as error:
             skipped.append((file.path, str(error)))
@@ -119,12 +119,26 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         Unreadable: It is uncertain which values the file has.
         ValueError: A value has no key.
     """
+    columns = _read_indexed_columns(task, file)
+    return [keys_of_term(term, columns[term.column_id]) for term in task.definition.terms]
+
+
+def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
+    """Return the index entry of a data file.
+
+    Raises:
+        Unreadable: It is uncertain which values the file has.
+        ValueError: The file cannot be indexed.
+    """
+    return build_entry(task.definition, _read_indexed_columns(task, file))
+
+
+def _read_indexed_columns(task: IndexTask, file: DataFile) -> dict[int, pa.ChunkedArray]:
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} cannot be indexed")
-    terms = task.definition.terms
-    columns = read_columns(
+    return read_columns(
         file.path,
-        [term.column_id for term in terms],
+        task.definition.column_ids,
         Projection(
             task.projection.schema,
             task.projection.partitioned | file.partitioned,
@@ -134,7 +148,6 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         rows=file.records,
         keys=task.file_keys,
     )
-    return [keys_of_term(term, columns[term.column_id]) for term in terms]
 
 
 def encode_index_file(
@@ -152,18 +165,24 @@ def encode_index_file(
         listed,
         map(memoryview, KINDS[definition.kind].encode(entries)),
         table_uuid=table_uuid,
-        field_ids=[term.column_id for term in definition.terms],
+        field_ids=definition.column_ids,
     )
 
 
-def build_entry(definition: IndexDefinition, columns: list[Keys]) -> Any:
+def build_entry(definition: IndexDefinition, columns: Mapping[int, pa.ChunkedArray]) -> Any:
     """Return the index entry of one data file, in the form of the index kind.
 
     Args:
         definition: The definition of the index.
-        columns: The keys of each term.
+        columns: The columns of the index by field id.
+
+    Raises:
+        ValueError: The file cannot be indexed.
     """
-    return KINDS[definition.kind].build(columns, definition.parameters)
+    kind = KINDS[definition.kind]
+    if kind.aggregates:
+        return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+    return kind.build([keys_of_term(term, columns[term.column_id]) for term in definition.terms], definition.parameters)
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:

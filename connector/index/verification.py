@@ -8,14 +8,16 @@ keys in them.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from seamark.connector.index.files import DataFile, IndexTask, keys_of_file
+from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file, keys_of_file
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.index.index_file import FilesTable, UnknownVersion, open_index_file
 from seamark.formats.index.keys.keys import Keys
+from seamark.formats.index.kinds.kind import OpenedBlob
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 
@@ -74,7 +76,7 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         path = opened.files.paths[number]
         file = DataFile(path, int(opened.files.sizes[number]), int(opened.files.records[number]))
         try:
-            columns = keys_of_file(task, file)
+            differences = _compare_file(index, number, task, file, rng)
         except (
             Unreadable,
             ValueError,
@@ -83,9 +85,22 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
             verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
         verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)
-        differences = kind.compare(index, number, columns, _sample_rows(columns[0], rng))
         problems.extend(f"{path}: {problem}" for problem in differences)
     return replace(verdict, problems=tuple(problems))
+
+
+def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFile, rng: random.Random) -> Iterator[str]:
+    """Read a data file, and compare its entry. Return a description of each difference.
+
+    Raises:
+        Unreadable: The file cannot be read.
+        ValueError: The file cannot be indexed.
+    """
+    kind = KINDS[task.definition.kind]
+    if kind.aggregates:
+        return kind.compare_aggregates(index, number, build_entry_of_file(task, file))
+    columns = keys_of_file(task, file)
+    return kind.compare(index, number, columns, _sample_rows(columns[0], rng))
 
 
 def _sample_rows(keys: Keys, rng: random.Random) -> list[int]:

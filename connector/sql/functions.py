@@ -253,7 +253,7 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
     if value.type.is_integer:
         return SqlValue(f"CAST(sum({distinct}{value.sql}) AS BIGINT)", BIGINT)
     if value.type.name == "decimal":
-        return _sum_decimals(value, distinct)
+        return sum_decimals(value, distinct)
     if value.type == DOUBLE:
         return SqlValue(f"sum({distinct}{value.sql})", DOUBLE)
     if value.type == REAL:
@@ -261,7 +261,7 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
     raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
-def _sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
+def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
     """Return the sum of decimals.
 
     DuckDB adds them as 128-bit integers, whose overflow is not an error.
@@ -286,7 +286,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     distinct, inner = _parse_argument(node, "avg")
     value = e.value(inner, scope)
     if value.type.name == "decimal":
-        sums = _sum_decimals(value, distinct)
+        sums = sum_decimals(value, distinct)
         # With NULLIF, the average of no values is null, and there is no division by zero.
         counts = SqlValue(f"CAST(nullif(count({distinct}{value.sql}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return divide_decimals(sums, counts, value.type)
@@ -361,7 +361,7 @@ def _translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     if spec is not None:
         within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
     if isinstance(function, exp.Sum) and kind.name == "decimal":
-        return _sum_decimals(e.value(function.this, scope), over=f" OVER ({' '.join(within)})")
+        return sum_decimals(e.value(function.this, scope), over=f" OVER ({' '.join(within)})")
     text = f"{name} OVER ({' '.join(within)})"
     return SqlValue(f"CAST({text} AS {duckdb_name(kind)})", kind)
 

@@ -39,7 +39,7 @@ _TABLE = frozenset(("this", "db", "catalog", "alias", "version"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WORDS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 _ROWS_MAX = 1 << 62
-_WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
+WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
 """A clause after which DuckDB pushes no filter down, because it does not push filters below LIMIT.
 
 The reader has already applied the conditions. Some filters, for example on decimals, cannot be pushed into an Arrow
@@ -413,7 +413,7 @@ class Translation:
             VisibleColumn(shown_as.lower(), qualifiers, SqlValue(f"{relation}.c{number}", kind), (table, column))
             for number, (shown_as, (column, kind)) in enumerate(zip(names, table.columns.items(), strict=True))
         )
-        return f"{_WITHOUT_PUSHDOWN.format(table.name)} AS {relation}", fields
+        return f"{WITHOUT_PUSHDOWN.format(table.name)} AS {relation}", fields
 
     def _alias_relation(
         self, text: str, columns: Columns, alias: exp.Expr | None, node: exp.Expr

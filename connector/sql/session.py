@@ -32,6 +32,8 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, StatementProfile, choose
+from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSummary, plan_cube
+from seamark.connector.sql.cubes.queries import GROUPS
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads
@@ -88,6 +90,8 @@ class ChosenPlan:
     tables: tuple[TableSummary, ...] = ()
     text: str = ""
     """The text of the statement that the engine receives."""
+    cube: CubeSummary | None = None
+    """How the query uses cubes, or None if its tables have none."""
 
 
 @dataclass
@@ -123,10 +127,13 @@ class _PlannedStatement:
     query: DuckDBQuery | None = None
     reads: tuple[PlannedTableRead, ...] = ()
     change: DuckDBChange | None = None
+    cube: CubePlan | CubeSummary | None = None
 
     @property
     def explanation(self) -> ChosenPlan:
-        return ChosenPlan(self.choice.engine, self.choice.why, tuple(map(_summarize, self.reads)), self.text)
+        tables = tuple(map(_summarize, self.reads))
+        summary = self.cube.summary if isinstance(self.cube, CubePlan) else self.cube
+        return ChosenPlan(self.choice.engine, self.choice.why, tables, self.text, summary)
 
 
 class SqlSession:
@@ -146,6 +153,7 @@ class SqlSession:
         checked: Callable[[list[OpenTable]], None] = lambda _: None,
         certificates: str = "",
         after: str = "",
+        cubes: str = ON,
     ) -> None:
         """Create a session.
 
@@ -163,6 +171,7 @@ class SqlSession:
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
             after: Tokens of rows that every query has to include (`StreamTableWriter.token`).
+            cubes: Whether queries use cubes: `on`, `exact` (except sums of floats) or `off`.
 
         Raises:
             ValueError: The URL is invalid.
@@ -172,7 +181,9 @@ class SqlSession:
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
-        self._on_s3, self._writes, self._checked = on_s3, writes, checked
+        if cubes not in CUBE_USES:
+            raise ValueError(f"cubes must be one of {', '.join(CUBE_USES)}, not {cubes!r}")
+        self._on_s3, self._writes, self._checked, self._cubes = on_s3, writes, checked, cubes
         self._limits = limits or DuckDBLimits()
         self._con: duckdb.DuckDBPyConnection | None = None
         self._attached: duckdb.DuckDBPyConnection | None = None
@@ -235,12 +246,16 @@ class SqlSession:
                 reason = str(why)
         else:
             reason = "the user has chosen another engine"
+        cube: CubePlan | CubeSummary | None = None
         if query is not None:
             reads = self._plan_reads(statement.query, query.tables, tables, now)
+            cube = plan_cube(self._reads, statement.tree, query, reads, now, self._cubes)
+        if isinstance(cube, CubePlan):
+            query, reads = cube.query, (cube.read,)
         demand = StatementProfile(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
-            return _PlannedStatement(statement, choice, query.text, query, reads)
+            return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)
         return _PlannedStatement(statement, choice, self._trino_text(statement), None, reads)
 
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
@@ -299,6 +314,9 @@ class SqlSession:
         con = self._sandbox
         try:
             streams = stack.enter_context(register_tables(con, planned.reads))
+            if isinstance(planned.cube, CubePlan):
+                con.register(GROUPS, planned.cube.groups)
+                stack.callback(con.unregister, GROUPS)
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
             self._con = None

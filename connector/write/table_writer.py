@@ -20,7 +20,7 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import conform
 from seamark.connector.arrow.partitions import Partition, column_at, field_positions
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.files import DataFile, IndexTask, build_entry, keys_of_file, keys_of_term, write_index_file
+from seamark.connector.index.files import DataFile, IndexTask, build_entry, build_entry_of_file, write_index_file
 from seamark.connector.parquet.copy.protection import (
     PUBLISHES_ORDER,
     PUBLISHES_PARTITIONS,
@@ -424,13 +424,14 @@ class IndexBuilder:
         for number, task in enumerate(self._tasks):
             try:
                 if columns is None:
-                    keys = keys_of_file(task, entry)
+                    built = build_entry_of_file(task, entry)
                 else:
-                    keys = [
-                        keys_of_term(term, _concatenate([group[term.column_id] for group in columns]))
-                        for term in task.definition.terms
-                    ]
-                self._indexes_built[number].append(build_entry(task.definition, keys))
+                    indexed = {
+                        column_id: _concatenate([group[column_id] for group in columns])
+                        for column_id in task.definition.column_ids
+                    }
+                    built = build_entry(task.definition, indexed)
+                self._indexes_built[number].append(built)
             except (Unreadable, ValueError, Corrupt) as error:
                 self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
@@ -451,7 +452,7 @@ class IndexBuilder:
 
 
 def column_ids_of(task: IndexTask) -> frozenset[int]:
-    return frozenset(term.column_id for term in task.definition.terms)
+    return frozenset(task.definition.column_ids)
 
 
 def _drop_origins(rows: pa.Table, target: WriteTarget) -> pa.Table:

@@ -5,9 +5,9 @@ The property `seamark.index.<name>` contains JSON, as the catalog writes it:
     {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
 
 or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
-`record(a, bucket[16](b))`. If field ids are present, they identify the columns; otherwise names do. Definitions
-are checked before they are written. Any engine may set the property, so an invalid value is reported as a
-problem and defines no index; no plan fails because of it.
+`record(a, bucket[16](b))`, `cube(day(ts); sum(amount), count(*))`. If field ids are present, they identify the
+columns; otherwise names do. Definitions are checked before they are written. Any engine may set the property, so an
+invalid value is reported as a problem and defines no index; no plan fails because of it.
 
 A definition's id consists of its content (kind, terms by field id, parameters) without its name. If an
 index is dropped and created again, it uses the index files that were built for it, because these contain the id.
@@ -36,6 +36,13 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import family
+from seamark.formats.index.keys.measures import (
+    MEASURES_MAX,
+    Measure,
+    list_columns,
+    measured_types,
+    parse_measure,
+)
 from seamark.formats.index.keys.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
 from seamark.formats.index.kinds.kinds import KINDS
@@ -50,6 +57,7 @@ BUCKET = "bucket"
 BUCKET_PREFIX = "bucket:"
 """The prefix of the names of indexes that a partition spec defines. Other names do not contain a colon."""
 _MAPPING = "name-mapping"
+_MEASURES, _MEASURED_TYPES = "measures", "measured-types"
 _MAPPING_MAX = 4096
 """The maximum length of a name mapping in a definition. If it is longer, files without field ids are not
 indexed.
@@ -69,6 +77,7 @@ class IndexDefinition:
     Attributes:
         parameters: The parameters of the kind, by name.
         mapping: The part of the table's name mapping for the columns of the index.
+        measures: The measures of a cube.
     """
 
     name: str
@@ -77,14 +86,33 @@ class IndexDefinition:
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     state: str = ENABLED
     mapping: NameMapping | None = None
+    measures: tuple[Measure, ...] = ()
+
+    @cached_property
+    def column_ids(self) -> tuple[int, ...]:
+        """The field ids of the columns that the index reads: of each term, and then of the measures."""
+        ids = [term.column_id for term in self.terms]
+        measured = (column.column_id for measure in self.measures for column in list_columns(measure.operand))
+        return (*ids, *(column_id for column_id in dict.fromkeys(measured) if column_id not in ids))
 
     @cached_property
     def id(self) -> str:
         """The id: canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
         registry.
         """
-        terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
-        content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        terms = [
+            {
+                "field-id": term.column_id,
+                "transform": term.transform,
+                "keys": term.source if self.measures else _keys(term),
+            }
+            for term in self.terms
+        ]
+        content: dict[str, Any] = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        if self.measures:
+            # The types of entries depend on the types of columns, so a promoted column makes another index.
+            content[_MEASURES] = [measure.id_text for measure in self.measures]
+            content[_MEASURED_TYPES] = measured_types(self.measures)
         if self.mapping is not None:
             content[_MAPPING] = self.mapping
         return msgspec.json.encode(content).decode()
@@ -97,7 +125,11 @@ class IndexDefinition:
     def text(self) -> str:
         """The short form of the definition."""
         options = [f"{name}={value:g}" for name, value in sorted(self.parameters.items())]
-        return f"{self.kind}({', '.join([*(term.text for term in self.terms), *options])})"
+        terms = [term.text for term in self.terms]
+        if self.measures:
+            measures = [measure.text for measure in self.measures]
+            return f"{self.kind}({', '.join(terms)}; {', '.join([*measures, *options])})"
+        return f"{self.kind}({', '.join([*terms, *options])})"
 
     @property
     def property_text(self) -> str:
@@ -108,6 +140,8 @@ class IndexDefinition:
             "field-ids": [term.column_id for term in self.terms],
             **self.parameters,
         }
+        if self.measures:
+            content[_MEASURES] = [measure.id_text for measure in self.measures]
         if not self.enabled:
             content["state"] = self.state
         return msgspec.json.encode(content).decode()
@@ -175,7 +209,7 @@ def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> I
 def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
     if mapping is None:
         return definition
-    part = mapping_of_columns(mapping, (term.column_id for term in definition.terms))
+    part = mapping_of_columns(mapping, definition.column_ids)
     return replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_MAX else definition
 
 
@@ -210,10 +244,11 @@ def define(
     *,
     parameters: Mapping[str, Any] | None = None,
     state: str = ENABLED,
+    measures: Sequence[str | Measure] = (),
 ) -> IndexDefinition:
     """Return a checked definition to write.
 
-    Columns are terms, or texts that are resolved in the current schema.
+    Columns are terms, or texts that are resolved in the current schema. Measures are resolved in the same way.
 
     Raises:
         BadRequest: The definition is invalid.
@@ -222,7 +257,8 @@ def define(
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
     terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
-    return _build_definition(name, kind, terms, parameters or {}, state)
+    parsed = [one if isinstance(one, Measure) else parse_measure(one, schema) for one in measures[: MEASURES_MAX + 1]]
+    return _build_definition(name, kind, terms, parameters or {}, state, parsed)
 
 
 def check_name(name: str) -> str:
@@ -247,14 +283,16 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     Raises:
         BadRequest: The id is not a definition for this table.
     """
-    content = _object(definition_id)
+    content, schemas = _object(definition_id), tuple(older)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
+    measures = _pop_measures(content, schema, schemas)
+    content.pop(_MEASURED_TYPES, None)  # It is compared with the rest of the id.
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms; each term has a field-id, a transform and keys")
-    resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
-    definition = _build_definition(name, kind, resolved, content, ENABLED)
+    resolved = [resolve_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
+    definition = _build_definition(name, kind, resolved, content, ENABLED, measures)
     if mapping is not None:
         try:
             definition = replace(definition, mapping=parse_name_mapping(msgspec.json.encode(mapping).decode()))
@@ -276,16 +314,24 @@ def _is_term(item: Any) -> bool:
 
 
 def _build_definition(
-    name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any
+    name: str,
+    kind: Any,
+    terms: list[Term],
+    parameters: Mapping[str, Any],
+    state: Any,
+    measures: Sequence[Measure] = (),
 ) -> IndexDefinition:
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
         hint = "; the table's partition spec makes those" if kind == BUCKET else ""
         raise BadRequest(f"There is no index kind {_show_value(kind)}; the kinds are {', '.join(KINDS)}{hint}")
     _check_terms(index_kind, terms)
+    _check_measures(index_kind, measures)
     if state not in STATES:
         raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_show_value(state)}")
-    return IndexDefinition(name, index_kind.name, tuple(terms), _parameters(index_kind, parameters), state)
+    return IndexDefinition(
+        name, index_kind.name, tuple(terms), _parameters(index_kind, parameters), state, None, tuple(measures)
+    )
 
 
 def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
@@ -298,6 +344,25 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
+        if problem := kind.find_term_problem(term):
+            raise BadRequest(problem)
+
+
+def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> None:
+    if measures and not kind.aggregates:
+        raise BadRequest(f"A {kind.name} index has no measures; only a cube has them")
+    if kind.aggregates and not measures:
+        raise BadRequest(f"A {kind.name} needs a measure, such as sum(amount) or count(*)")
+    if len(measures) > MEASURES_MAX or len({measure.id_text for measure in measures}) < len(measures):
+        raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures, and each is named once")
+
+
+def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
+    """Remove the measures from the content of a definition, and return them."""
+    texts = content.pop(_MEASURES, [])
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadRequest('measures must be a list of texts, such as ["sum(amount)", "count(*)"]')
+    return [parse_measure(text, schema, schemas) for text in texts[: MEASURES_MAX + 1]]
 
 
 def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
@@ -332,6 +397,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
     content = _object(text)
     kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
     state = content.pop("state", ENABLED)
+    measures = _pop_measures(content, schema, schemas)
     if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
         raise BadRequest('columns must be a list of texts, such as {"kind": "bitmap", "columns": ["c"]}')
     if ids is None:
@@ -344,16 +410,28 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
         ]
     else:
         raise BadRequest(f"field-ids must be a list of {len(columns)} numbers, one for each column in columns")
-    return _build_definition(name, kind, terms, content, state)
+    return _build_definition(name, kind, terms, content, state, measures)
 
 
 def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
     call = _SHORT.fullmatch(text)
     if call is None:
-        raise BadRequest(f"{text[:100]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), or JSON")
+        raise BadRequest(
+            f"{text[:100]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), "
+            "cube(c; count(*)), or JSON"
+        )
     terms: list[Term] = []
     options: dict[str, Any] = {}
-    for part in split_arguments(call[2]):
+    columns, *rest = split_arguments(call[2], ";")
+    if len(rest) > 1:
+        raise BadRequest("A definition has one semicolon, between the dimensions and the measures of a cube")
+    measures: list[Measure] = []
+    for part in split_arguments(rest[0]) if rest else ():
+        if _OPTION.fullmatch(part):
+            columns += f",{part}"
+        else:
+            measures.append(parse_measure(part, schema, schemas))
+    for part in split_arguments(columns):
         option = _OPTION.fullmatch(part)
         if option is None:
             terms.append(resolve(part, schema, schemas))
@@ -362,7 +440,7 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         else:
             options[option[1].lower()] = _option(option[2])
     state = options.pop("state", ENABLED)
-    return _build_definition(name, call[1].lower(), terms, options, state)
+    return _build_definition(name, call[1].lower(), terms, options, state, measures)
 
 
 def _option(text: str) -> Any:

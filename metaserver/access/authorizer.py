@@ -60,7 +60,7 @@ def _rules() -> dict[str, Rule]:
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
         loadQueryHistory listQueryHistory
-        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
+        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
@@ -81,7 +81,7 @@ def _rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.WRITER, Scope.CATALOG)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
-    for name in ("runStatement", "cancelStatement"):
+    for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(Role.READER, recorded=True)
     for name in ("makePlanView", "adviseTtl", "takeRewriteLease", "appendRows", "appendRowsToTables"):
         rules[name] = Rule(Role.WRITER, read_only=True)

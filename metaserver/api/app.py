@@ -28,10 +28,10 @@ from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, Router, add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
-from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
+from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
 from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
-from seamark.metaserver.api.sql import statements
+from seamark.metaserver.api.sql import aggregates, statements
 from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables
 from seamark.metaserver.runtime.extensions import Extensions
 
@@ -96,6 +96,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         builds,
         lookups,
         bitmaps,
+        cube_groups,
         plan_tables,
         plan_leases,
         plan_views,
@@ -107,6 +108,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         table_services,
         statements,
         query_history,
+        aggregates,
         ttl_advice,
     )
     add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)

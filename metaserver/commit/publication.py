@@ -450,7 +450,7 @@ def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:
 def _list_indexed_columns(metadata: TableMetadata) -> list[int]:
     """Return the ids of the columns that the indexes of the table use."""
     definitions = read_definitions(metadata).by_name.values()
-    return [term.column_id for definition in definitions for term in definition.terms]
+    return [column_id for definition in definitions for column_id in definition.column_ids]
 
 
 def _shorten(value: object) -> object:

@@ -312,6 +312,7 @@ def _token(n: _Names) -> str:
 _BODIES: dict[str, _Body] = {
     "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
     "runStatement": _statement,
+    "aggregate": lambda n: {"namespace": n.namespace(), "table": n.of("table"), "measures": ["count(*)"]},
     "updateProperties": lambda n: {"removals": ["x"], "updates": {"location": n.place()}},
     "createTable": lambda n: {
         "name": n.of("table"),
@@ -367,6 +368,7 @@ _BODIES: dict[str, _Body] = {
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
     "listUnheldFiles": lambda n: {"index-files": [n.place()]},
     "renewPlanTable": lambda n: {"lease-s": 60},
+    "readCubeGroups": lambda n: {"definition-id": EVIL, "columns": ["d0", "m0"], "files": ""},
     "lookupKeys": lambda n: {"columns": ["id"], "keys": [[1]], "snapshot-id": n.snapshot()},
     "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.snapshot()], "lease-s": n.rng.choice((0, 600))},
     "makePlanTable": lambda n: {"predicate": "id > 0", "joins": [n.join()]},

@@ -144,7 +144,7 @@ MEDIUM = {
     ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
-LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys"}
+LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
 def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:

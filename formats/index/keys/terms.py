@@ -1,7 +1,8 @@
 """Terms, on which indexes are built. A term is a column, or an Iceberg transform, `lower` or `upper` of a
 column.
 
-In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. In all other places it
+In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. `date_trunc('day', ts)` is another
+text of `day(ts)`. In all other places a term
 has the column's field id, so that renames do not affect it. A name with a space, comma, backtick,
 parenthesis or equals sign is quoted in backticks, and backticks inside it are doubled. Names are resolved
 in the current schema, then in older schemas, the newest first, as in filters.
@@ -34,6 +35,7 @@ TEXT_MAX = 10_000
 """The maximum number of characters of a term, or of a list of terms."""
 
 _CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
+_DATE_TRUNC = re.compile(r"\s*date_trunc\s*\(\s*'(year|month|day|hour)'\s*,(.*)\)\s*", re.DOTALL | re.IGNORECASE)
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _PLAIN = re.compile(r"[^\s`(),=]+")
 _NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
@@ -69,7 +71,7 @@ def parse_term(text: str) -> tuple[str, str]:
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
-    call = _CALL.fullmatch(text)
+    call = _DATE_TRUNC.fullmatch(text) or _CALL.fullmatch(text)
     transform = IDENTITY
     if call is not None:
         transform = _transform(re.sub(r"\s", "", call[1]))
@@ -89,8 +91,8 @@ def format_term(transform: str, column: str) -> str:
     return column_text if transform == IDENTITY else f"{transform}({column_text})"
 
 
-def split_arguments(text: str) -> Iterator[str]:
-    """Yield the items of a list, split at commas outside backticks and parentheses.
+def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
+    """Yield the items of a list, split at separators outside backticks and parentheses.
 
     Raises:
         BadRequest: A backtick or parenthesis is not closed.
@@ -101,7 +103,7 @@ def split_arguments(text: str) -> Iterator[str]:
             quoted = not quoted
         elif not quoted:
             depth += (character == "(") - (character == ")")
-            if character == "," and depth == 0:
+            if character == separator and depth == 0:
                 yield part
                 part = ""
                 continue

@@ -19,10 +19,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.expression import Bound, Op
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.keys.measures import Measure
+from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, IndexQuery
 from seamark.formats.index.kinds.sparse import Range
 
@@ -152,10 +155,20 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     """Whether the index selects rows within files. If True, `open` must return a `Bitmap`."""
     answers_keys: bool = False
     """Whether the index looks up rows by key. If True, `open` must return a `Record`."""
+    aggregates: bool = False
+    """Whether entries have aggregates of rows.
+
+    If True, definitions have measures, entries are built by `build_aggregates`, plans do not prune by the index, and
+    `open` must return `CubeEntries`.
+    """
 
     def supports_type(self, type_name: str) -> bool:
         """Return whether terms of this type can be indexed."""
         return True
+
+    def find_term_problem(self, term: Term) -> str | None:
+        """Return the reason why the kind does not support a term of a supported type, or None."""
+        return None
 
     @abstractmethod
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Entry:
@@ -164,6 +177,20 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         Raises:
             ValueError: The file cannot be indexed.
         """
+
+    def build_aggregates(
+        self,
+        terms: Sequence[Term],
+        measures: Sequence[Measure],
+        columns: Mapping[int, pa.ChunkedArray],
+        parameters: Mapping[str, float],
+    ) -> Entry:
+        """Return the index entry of one data file, from its columns by field id.
+
+        Raises:
+            ValueError: The file cannot be indexed.
+        """
+        raise ValueError(f"{self.name} indexes have no aggregates")
 
     @abstractmethod
     def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
@@ -233,5 +260,13 @@ class IndexKind(ABC, Generic[Entry, Opened]):
             number: The number of the data file in the index.
             columns: The keys, which were read from the data file again.
             sampled: Rows whose first key is neither null nor NaN, for kinds that compare single keys.
+        """
+        return iter(())
+
+    def compare_aggregates(self, index: Opened, number: int, expected: Entry) -> Iterator[str]:
+        """Compare the entry of a data file with an entry that was built again. Yield a description of each difference.
+
+        Args:
+            number: The number of the data file in the index.
         """
         return iter(())

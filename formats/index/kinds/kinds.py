@@ -7,10 +7,11 @@ from typing import Any
 
 from seamark.formats.index.kinds.bitmap import BITMAP
 from seamark.formats.index.kinds.bloom import BLOOM
+from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
 from seamark.formats.index.kinds.record import RECORD
 
-KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD)}
+KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD, CUBE)}
 
 
 def parameters() -> Mapping[str, IndexParameter]:

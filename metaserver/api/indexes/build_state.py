@@ -214,6 +214,7 @@ def describe_build(build: Build) -> dict[str, Any]:
             }
             for term in build.definition.terms
         ],
+        "measures": [measure.text for measure in build.definition.measures],
         **build.definition.parameters,
         "progress": progress_of(build),
     }

@@ -30,6 +30,7 @@ from seamark.formats.index.definitions import (
     read_definitions,
     with_name_mapping,
 )
+from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
@@ -88,6 +89,11 @@ _INDEX_PROPERTIES: dict[str, Any] = {
     "definition-id": {"type": ["string", "null"], "description": "The id that its index files contain."},
     "columns": {"type": ["array", "null"], "items": {"type": "string"}},
     "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
+    "measures": {
+        "type": ["array", "null"],
+        "items": {"type": "string"},
+        "description": "The aggregates of a cube; empty for other kinds.",
+    },
     **{
         name: {"type": "number", "description": f"For {', '.join(kinds_with_parameter(name))}: {parameter.meaning}."}
         for name, parameter in parameters().items()
@@ -148,6 +154,10 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     columns: Annotated[
         list[str] | None,
         doc("Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c)."),
+    ] = None
+    measures: Annotated[
+        list[str] | None,
+        doc("The aggregates of a cube: count, sum, min, max, avg of columns, or of +, - and * of columns."),
     ] = None
     state: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(STATES)})] = None
 
@@ -285,7 +295,12 @@ def _change_definition(
     parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
     parameters |= body.parameters
     state = body.state if body.state is not None else before.state if before else ENABLED
-    definition = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
+    measures: Sequence[str | Measure] = (
+        body.measures if body.measures is not None else before.measures if before else ()
+    )
+    definition = define(
+        name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
+    )
     definition = with_name_mapping(definition, metadata)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
@@ -374,7 +389,7 @@ async def _describe_index(
     used = call.components.usage.find_usage(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
     problem = None
-    if any(table.metadata.current_schema.column(term.column_id) is None for term in definition.terms):
+    if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
     return {
         **_definition_to_json(definition),
@@ -442,6 +457,7 @@ def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
         "definition-id": definition.id,
         "columns": [term.text for term in definition.terms],
         "field-ids": [term.column_id for term in definition.terms],
+        "measures": [measure.text for measure in definition.measures],
         **definition.parameters,
     }
 

@@ -39,6 +39,8 @@ class StatementRequest(msgspec.Struct, frozen=True):
     time_s: float
     memory_bytes: int
     threads: int
+    cubes: str = "on"
+    """Whether queries use cubes (`SqlSession`)."""
     roots: tuple[str, ...] = ()
     """The local folders of the warehouse, as the operator names them."""
 
@@ -54,13 +56,21 @@ class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
     ]
 
 
-class StatementPlan(msgspec.Struct, frozen=True, rename="kebab"):
+class CubeUse(msgspec.Struct, frozen=True, rename="kebab"):
+    index: Annotated[str | None, doc("The cube that answers the query; null if only rows answer it.")]
+    files: Annotated[int, doc("Data files that are answered from the cube.")]
+    row_files: Annotated[int, doc("Data files whose rows are read.")]
+    reason: Annotated[str | None, doc("Why no cube is used.")]
+
+
+class StatementPlan(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     """The head of an answer, and the whole answer of `explain`."""
 
     statement_id: str
     engine: str
     why: Annotated[str, doc("Why this engine runs the statement.")]
     tables: tuple[TableRead, ...]
+    cube: Annotated[CubeUse | None, doc("The use of cubes; absent if the tables have none.")] = None
 
 
 class StatementColumn(msgspec.Struct, frozen=True):

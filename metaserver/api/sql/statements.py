@@ -46,6 +46,7 @@ from seamark.metaserver.store.model import NamespacePath
 
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
+CUBE_USES = ("on", "exact", "off")
 _POLL_S = 0.25
 """The time for which the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
@@ -65,6 +66,10 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         int | None, doc("Only of JSON: the answer ends after so many rows, and `complete` says whether there are more.")
     ] = None
     explain: Annotated[bool, doc("Whether to plan the statement and not to run it.")] = False
+    cubes: Annotated[
+        str,
+        doc("Whether cubes answer aggregates; exact: except sums and averages of floats.", enum=["on", "exact", "off"]),
+    ] = "on"
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
@@ -147,6 +152,15 @@ RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", Runnin
     waits=True,
 ).takes(StatementBody)
 async def run_statement(call: Call, body: StatementBody) -> Answer:
+    return await answer_statement(call, body)
+
+
+async def answer_statement(call: Call, body: StatementBody) -> Answer:
+    """Run a statement with the rights of the caller, and stream its rows.
+
+    Raises:
+        SeamarkError: SQL is off, or the statement fails before its first rows.
+    """
     running = call.app[RUNNING]
     _check_on(call, running)
     request = _request(call, body)
@@ -225,6 +239,8 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
     plain = statement_id.replace("-", "").replace("_", "")
     if not (statement_id.isascii() and plain.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
         raise BadRequest(f"id is {statement_id[:80]!r}; it has up to {ID_CHARACTERS_MAX} letters, digits, - or _")
+    if body.cubes not in CUBE_USES:
+        raise BadRequest(f"cubes is {body.cubes[:80]!r}; it is one of {', '.join(CUBE_USES)}")
     kind: Format = "explain" if body.explain else "arrow" if ARROW in call.headers.get("Accept", "") else "json"
     if body.max_rows is not None and (kind == "arrow" or not 1 <= body.max_rows <= settings.sql_rows_limit):
         raise BadRequest(
@@ -238,6 +254,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         statement=body.statement,
         schema=body.schema,
         id=statement_id,
+        cubes=body.cubes,
         format=kind,
         url=_own_url(call, settings),
         certificates=_own_certificates(call, settings),

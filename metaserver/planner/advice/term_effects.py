@@ -17,6 +17,7 @@ from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import Definitions, IndexDefinition, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -114,6 +115,8 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
 
 def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
     for definition in definitions.enabled:
+        if KINDS[definition.kind].aggregates:
+            continue
         if any(term.column_id == part.column_id and _serves(term.transform, part) for term in definition.terms):
             yield definition
 

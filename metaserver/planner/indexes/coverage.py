@@ -63,7 +63,7 @@ class FileIds:
 
     def find(self, ids: Words) -> Longs:
         """Return int64[n], the position of each identity in `ids`, uint64[n, 2]; -1 if the view lacks the file."""
-        sorted_positions = _find(self._ids, ids)
+        sorted_positions = find_ids(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
         present = sorted_positions >= 0
         positions[present] = self._order[sorted_positions[present]]
@@ -76,7 +76,7 @@ class FileIds:
         """
         mask = np.zeros(self.count, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
-        mask[self._order[_find(ordered, self._ids) >= 0]] = True
+        mask[self._order[find_ids(ordered, self._ids) >= 0]] = True
         return mask
 
 
@@ -204,7 +204,7 @@ class _BlockIds(NamedTuple):
         return self.ids.nbytes + self.is_known.nbytes
 
 
-def _find(ordered: Words, ids: Words) -> Longs:
+def find_ids(ordered: Words, ids: Words) -> Longs:
     """Return int64[n], the position in `ordered` of each identity in `ids`, both uint64[n, 2]; -1 if it is absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     positions = np.full(len(ids), -1, dtype=np.int64)

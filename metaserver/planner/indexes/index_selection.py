@@ -78,9 +78,9 @@ class IndexSelection:
         """
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """Return the definitions that plans of the table may use.
+        """Return the definitions by which plans of the table may prune.
 
-        These are the enabled definitions. If the table has no index file, the result is empty.
+        These are the enabled definitions, except cubes. If the table has no index file, the result is empty.
         """
         if entry is None or entry.index_version == 0:
             return ()
@@ -94,7 +94,7 @@ class IndexSelection:
             cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _DEFINITIONS_KEPT:
                 self._definitions.popitem(last=False)
-        return cached[1].enabled
+        return tuple(definition for definition in cached[1].enabled if not KINDS[definition.kind].aggregates)
 
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry

@@ -93,7 +93,7 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
     ordered = np.array(pairs, dtype=np.uint64)
     queries = [(high, low) for high in range(4) for low in range(50)]
-    result = coverage._find(ordered, np.array(queries, dtype=np.uint64)).tolist()
+    result = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
     assert result == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 

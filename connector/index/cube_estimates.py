@@ -1,0 +1,64 @@
+"""Estimates whether a cube pays before it is defined, from one data file of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import Name
+from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
+from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file
+from seamark.connector.parquet.columns import Projection
+from seamark.connector.parquet.encryption.keys import EnvironmentKeys
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import define
+from seamark.formats.runtime.errors import BadRequest
+
+SAMPLED_ROWS_MAX = 20_000_000
+"""The maximum number of rows of the data file that is read."""
+
+
+def estimate_problem(
+    client: IndexClient, table: Name, columns: Sequence[str], measures: Sequence[str], parameters: Mapping[str, Any]
+) -> str | None:
+    """Return why a cube would not pay or could not be built, or None if it would.
+
+    The largest of the first data files is read. If it cannot be read, or if the definition is invalid, the result is
+    None: the server checks the definition.
+
+    Raises:
+        ClientError: The server refuses a request or cannot be reached.
+    """
+    loaded = client.load_table(table)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    try:
+        values = {name: value for name, value in parameters.items() if value is not None}
+        definition = define("estimate", "cube", columns, metadata.current_schema, measures=measures, parameters=values)
+    except BadRequest:
+        return None
+    if metadata.current_snapshot_id is None or metadata.table_uuid is None:
+        return None
+    pages = client.iter_files(table, content="data", at=At(metadata.current_snapshot_id))
+    page = next(iter(pages), None)
+    listed = [] if page is None else page.select(["file_path", "file_size_in_bytes", "record_count"]).to_pylist()
+    files = [DataFile(*file.values()) for file in listed if 0 <= file["record_count"] <= SAMPLED_ROWS_MAX]
+    if not files:
+        return None
+    task = IndexTask(
+        metadata.table_uuid,
+        definition,
+        Projection(metadata.current_schema),
+        "",
+        Storage.of_table(loaded.storage, metadata.location),
+        EnvironmentKeys(table),
+    )
+    try:
+        build_entry_of_file(task, max(files, key=lambda file: file.records))
+    except Unreadable:
+        return None
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,1 @@
+"""Aggregate queries over the groups of cubes."""

@@ -1,0 +1,351 @@
+"""Translates an aggregate query so that it reads groups of a cube instead of rows.
+
+The query follows from the cube if it can be translated: only the dimensions are visible as columns, and an aggregate
+becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no other rules.
+
+The relation in the place of the table is a union of the groups of covered files (`k0`), and of the rows of the other
+files (`t0`), each as a group of one row. Its columns have the names that they have in entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlglot import exp
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.sql.arithmetic import divide_decimals
+from seamark.connector.sql.cubes.times import TimeDimension, replace_times, truncate
+from seamark.connector.sql.expressions import Expressions
+from seamark.connector.sql.functions import sum_decimals, translate_function
+from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
+from seamark.connector.sql.scopes import (
+    NameScope,
+    SqlValue,
+    StoredTable,
+    UnsupportedInDuckDB,
+    VisibleColumn,
+    describe,
+    use_column,
+)
+from seamark.connector.sql.types import (
+    BIGINT,
+    DOUBLE,
+    PRECISION_MAX,
+    REAL,
+    SqlType,
+    as_decimal,
+    decimal,
+    duckdb_name,
+    from_iceberg,
+)
+from seamark.connector.sql.values import cast, check_args
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import (
+    AVG,
+    COUNT,
+    COUNT_ROWS,
+    MAX,
+    MIN,
+    SUM,
+    ColumnOperand,
+    Measure,
+    NumberOperand,
+    Operand,
+    Partial,
+    list_columns,
+    list_partials,
+    operation,
+)
+from seamark.formats.runtime import errors
+
+GROUPS = "k0"
+"""The name of the relation with the groups of covered files."""
+_UNION = "u0"
+_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
+_SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
+
+
+class NotFromCube(Exception):
+    """Raised if the query does not follow from the cube. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class CubeQuery:
+    """A query over the groups of a cube and the rows of other files.
+
+    Attributes:
+        table: The reference to the table, with the columns that are read of rows.
+        columns: The columns of entries that the query uses, in the order of the entries.
+    """
+
+    text: str
+    table: StoredTable
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _UsedPartial:
+    """A partial aggregate that the query uses.
+
+    Attributes:
+        row: The partial aggregate of one row, in DuckDB's SQL.
+        kind: The type of the partial aggregate in the union.
+        operand: The type of the aggregated values.
+    """
+
+    column: str
+    row: str
+    kind: SqlType
+    operand: SqlType
+
+
+def translate_over_cube(
+    tree: exp.Expr, table: StoredTable, schema: Schema, cube: IndexDefinition, now: datetime, *, floats: bool
+) -> CubeQuery:
+    """Translate a query of one table.
+
+    Args:
+        tree: The query, which can be translated without a cube.
+        table: The table that the query reads.
+        schema: The schema of the snapshot.
+        cube: The definition of the cube.
+        now: The time at which the statement runs.
+        floats: Whether sums of floats may be used, whose last digits depend on the order of the additions.
+
+    Raises:
+        NotFromCube: The query does not follow from the cube.
+    """
+    try:
+        return _CubeTranslation(table, schema, cube, now, floats=floats).run(tree)
+    except (UnsupportedInDuckDB, BadRequest, errors.BadRequest) as error:
+        raise NotFromCube(str(error)) from None
+
+
+def check_form(tree: exp.Expr) -> None:
+    """Check that the query is one SELECT of one table, and that it groups rows.
+
+    Raises:
+        NotFromCube: The query has another form.
+    """
+    source = tree.args.get("from_")
+    if (
+        not isinstance(tree, exp.Select)
+        or source is None
+        or not isinstance(source.this, exp.Table)
+        or any(node.args.get(name) for node in (tree, source.this) for name in ("with_", "joins"))
+        or sum(1 for _ in tree.find_all(exp.Query)) > 1
+    ):
+        raise NotFromCube("it is not one SELECT of one table")
+    if tree.find(exp.Window) is not None:
+        raise NotFromCube("it has a window function")
+    if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
+        raise NotFromCube("it selects all columns")
+    has_aggregate = any(item.find(exp.AggFunc) is not None for item in tree.expressions)
+    if not (tree.args.get("group") or tree.args.get("distinct") or has_aggregate):
+        raise NotFromCube("it does not group rows")
+
+
+class _CubeTranslation(Translation):
+    """The translation of one query over one cube."""
+
+    def __init__(
+        self, table: StoredTable, schema: Schema, cube: IndexDefinition, now: datetime, *, floats: bool
+    ) -> None:
+        super().__init__(lambda _: table.columns, now)
+        self._of_rows = Expressions(self.query, translate_function, now)
+        self.expressions = Expressions(self.query, self._translate_function, now)
+        self._floats = floats
+        self._fields_by_name = {field.name.lower(): field for field in schema.fields}
+        fields: dict[int, Field] = {field.id: field for field in schema.fields}
+        self._dimensions = {
+            f"d{number}": (fields[term.column_id].name, None if term.transform == IDENTITY else term.transform)
+            for number, term in enumerate(cube.terms)
+            if term.column_id in fields and fields[term.column_id].type == term.source
+        }
+        self._columns_of_partials = {
+            partial.text: f"m{number}"
+            for number, partial in enumerate(list_partials(cube.measures))
+            if all(
+                column.column_id in fields and fields[column.column_id].type == column.kind
+                for column in list_columns(partial.operand)
+            )
+        }
+        self._used: dict[str, _UsedPartial] = {}
+
+    def run(self, tree: exp.Expr) -> CubeQuery:
+        times = [
+            TimeDimension(name.lower(), unit, self._fields_by_name[name.lower()].type == "timestamptz")
+            for name, unit in self._dimensions.values()
+            if unit is not None
+        ]
+        text, _ = self.query(replace_times(tree, times), NameScope((), {}))
+        row_values = {column: self._row_dimension(column) for column in self._groups.used}
+        row_values |= {column: used.row for column, used in self._used.items()}
+        columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
+        if not columns:
+            raise NotFromCube("it uses no column")
+        kinds = {column: duckdb_name(used.kind) for column, used in self._used.items()}
+        rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
+        groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]
+        union = (
+            f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
+            f" UNION ALL SELECT {', '.join(rows)} FROM {self._source}"
+        )
+        text = f"WITH {_UNION}({', '.join(columns)}) AS ({union}) {text}"
+        return CubeQuery(text, self.tables[0], tuple(columns))
+
+    def _translate_table(
+        self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
+    ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Return the union in the place of the table. Only dimensions are visible as columns."""
+        self._source, fields = super()._translate_table(node, alias, outer)
+        self._stored = NameScope(fields, {})
+        self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
+        kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
+        self._groups = StoredTable(0, node, kinds)
+        visible = []
+        for column, (name, unit) in self._dimensions.items():
+            field = self._stored_fields[name]
+            shown = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
+            value = SqlValue(f"{_UNION}.{column}", field.value.type)
+            visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
+        return _UNION, tuple(visible)
+
+    def _row_dimension(self, column: str) -> str:
+        """Return the dimension of a row, in DuckDB's SQL."""
+        name, unit = self._dimensions[column]
+        stored = use_column(self._stored_fields[name])
+        return stored.sql if unit is None else truncate(unit, stored)
+
+    # Aggregates
+
+    def _translate_function(self, e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+        if isinstance(node, exp.Filter) and type(node.this) in _FUNCTIONS and self._is_measure(node.this):
+            return self._combine(node.this, e.condition(node.expression.this, scope))
+        if isinstance(node, exp.CountIf):
+            check_args(node)
+            return self._combine(exp.Count(this=exp.Star()), e.condition(node.this, scope))
+        if type(node) in _FUNCTIONS and self._is_measure(node):
+            return self._combine(node)
+        if isinstance(node, exp.Count | exp.Sum | exp.Avg) and not isinstance(node.this, exp.Distinct):
+            raise NotFromCube(f"{describe(node)} is not a measure of the cube")
+        if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
+            raise NotFromCube(f"{describe(node)} is not a measure of the cube")
+        # The least, the greatest, and the distinct values of dimensions follow from the groups.
+        return translate_function(e, node, scope)
+
+    def _is_measure(self, node: exp.Expr) -> bool:
+        measure = self._to_measure(node)
+        return measure is not None and all(one.text in self._columns_of_partials for one in measure.partials)
+
+    def _to_measure(self, node: exp.Expr) -> Measure | None:
+        """Return an aggregate as a measure, or None if it has another form."""
+        if isinstance(node, exp.Count) and isinstance(node.this, exp.Star):
+            return Measure(COUNT, None)
+        if node.args.get("expressions") or isinstance(node.this, exp.Distinct):
+            return None
+        operand = self._to_operand(node.this)
+        return None if operand is None else Measure(_FUNCTIONS[type(node)], operand)
+
+    def _to_operand(self, node: exp.Expr) -> Operand | None:
+        match node:
+            case exp.Paren():
+                return self._to_operand(node.this)
+            case exp.Column() if isinstance(node.this, exp.Identifier):
+                field = self._fields_by_name.get(node.name.lower())
+                if field is None or not isinstance(field.type, str):
+                    return None
+                return ColumnOperand(field.id, field.name, field.type)
+            case exp.Literal() if not node.is_string and _is_plain_number(str(node.this)):
+                return NumberOperand(str(node.this))
+        sign = _SIGNS.get(type(node))
+        if sign is None:
+            return None
+        left, right = (self._to_operand(side) for side in (node.this, node.expression))
+        return None if left is None or right is None else operation(sign, left, right)
+
+    def _combine(self, node: exp.Expr, condition: str | None = None) -> SqlValue:
+        """Return an aggregate of rows as an aggregate of partial aggregates.
+
+        Args:
+            node: An aggregate for which `_is_measure` is true.
+            condition: The condition of FILTER on groups, in DuckDB's SQL.
+        """
+        check_args(node)
+        function, argument = _FUNCTIONS[type(node)], node.this
+        measure = self._to_measure(node)
+        assert measure is not None
+        value = None if isinstance(argument, exp.Star) else self._of_rows.value(argument, self._stored)
+        used = [self._use_partial(partial, value) for partial in measure.partials]
+        texts = [f"{_UNION}.{one.column}" for one in used]
+        if condition is not None:
+            texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
+        if function in (MIN, MAX):
+            return _combine_extremes(function, SqlValue(texts[0], used[0].kind))
+        if function == COUNT:
+            return SqlValue(f"CAST(coalesce(sum({texts[0]}), 0) AS BIGINT)", BIGINT)
+        kind = used[0].operand
+        if kind.is_float and not self._floats:
+            raise NotFromCube(f"{describe(node)} adds floats, which the session excludes")
+        if function == AVG:
+            return _combine_average(texts[0], texts[1], kind)
+        return _combine_sum(texts[0], kind)
+
+    def _use_partial(self, partial: Partial, value: SqlValue | None) -> _UsedPartial:
+        """Remember a partial aggregate that the query uses.
+
+        Args:
+            partial: A partial aggregate of the cube.
+            value: The operand for one row, or None for `count(*)`.
+        """
+        column = self._columns_of_partials[partial.text]
+        if partial == COUNT_ROWS or value is None:
+            used = _UsedPartial(column, "1", BIGINT, BIGINT)
+        elif partial.function == COUNT:
+            used = _UsedPartial(column, f"CASE WHEN {value.sql} IS NULL THEN 0 ELSE 1 END", BIGINT, value.type)
+        else:
+            assert partial.operand is not None
+            stored = from_iceberg(partial.operand.kind)
+            if (stored.name, stored.scale) != (value.type.name, value.type.scale):
+                raise NotFromCube(f"the types {stored} and {value.type} differ")
+            kind = value.type if partial.function != SUM else _sum_type(value.type)
+            used = _UsedPartial(column, value.sql, kind, value.type)
+        return self._used.setdefault(column, used)
+
+
+def _is_plain_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit() and text.isascii() and text[0] != "." and text[-1] != "."
+
+
+def _sum_type(kind: SqlType) -> SqlType:
+    """Return the type of partial sums: every sum of rows of one file fits it."""
+    return DOUBLE if kind.is_float else decimal(PRECISION_MAX, 0 if kind.is_integer else kind.scale)
+
+
+def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
+    if value.type.is_float and function == MAX:  # NaN is the result only if all values are NaN.
+        numbers = f"max(CASE WHEN isnan({value.sql}) THEN NULL ELSE {value.sql} END)"
+        return SqlValue(f"coalesce({numbers}, max({value.sql}))", value.type)
+    return SqlValue(f"{function}({value.sql})", value.type)
+
+
+def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
+    """Return the sum of partial sums, in the type of the sum of rows of type `kind`."""
+    if kind.is_integer:
+        return SqlValue(f"CAST(sum({partial}) AS BIGINT)", BIGINT)
+    if kind.name == "decimal":
+        return sum_decimals(SqlValue(partial, _sum_type(kind)))
+    return SqlValue(f"CAST(sum({partial}) AS {duckdb_name(kind)})", kind)
+
+
+def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:
+    """Return the average of rows of type `kind`, from partial sums and counts."""
+    if kind.name == "decimal":
+        counts = SqlValue(f"CAST(nullif(sum({count}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
+        return divide_decimals(sum_decimals(SqlValue(partial, _sum_type(kind))), counts, kind)
+    average = f"(CAST(sum({partial}) AS DOUBLE) / CAST(nullif(sum({count}), 0) AS DOUBLE))"
+    return cast(SqlValue(average, DOUBLE), REAL) if kind == REAL else SqlValue(average, DOUBLE)

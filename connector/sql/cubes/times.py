@@ -1,0 +1,147 @@
+"""Finds the places of a query where a truncated time has the same effect as the time itself.
+
+If a cube has the dimension `day(ts)`, then `date_trunc('month', ts)`, `year(ts)`, `CAST(ts AS date)` and
+`ts >= DATE '2026-01-01'` follow from the day. In these places, the column is replaced by a hidden column, which is the
+dimension. In all other places, the column stays, and the translation over the cube fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlglot import exp
+
+from seamark.connector.sql.scopes import SqlValue
+from seamark.connector.sql.types import ZONED, duckdb_name
+from seamark.formats.index.kinds.cube import TIME_UNITS
+
+_UNITS_OF_PARTS: dict[type[exp.Expr], str] = {
+    exp.Year: "year",
+    exp.Quarter: "month",
+    exp.Month: "month",
+    exp.WeekOfYear: "day",
+    exp.Day: "day",
+    exp.DayOfMonth: "day",
+    exp.DayOfWeekIso: "day",
+    exp.DayOfYear: "day",
+    exp.Hour: "hour",
+}
+"""The coarsest truncation from which each part of a time follows."""
+_UNITS = {
+    "YEAR": "year",
+    "QUARTER": "month",
+    "MONTH": "month",
+    "WEEK": "day",
+    "DAY": "day",
+    "DAY_OF_MONTH": "day",
+    "DAY_OF_WEEK": "day",
+    "DAY_OF_YEAR": "day",
+    "HOUR": "hour",
+}
+"""The coarsest truncation from which a truncation to each unit follows, and the extraction of it."""
+
+
+@dataclass(frozen=True)
+class TimeDimension:
+    """A time dimension of a cube.
+
+    Attributes:
+        name: The name of the column in lower case.
+        unit: The unit to which the time is truncated.
+        is_zoned: Whether the column has a time zone.
+    """
+
+    name: str
+    unit: str
+    is_zoned: bool = False
+
+    @property
+    def hidden_name(self) -> str:
+        """The name of the dimension in the scope of the query. No statement can contain it."""
+        return f"\0{self.unit}\0{self.name}"
+
+    def gives(self, unit: str) -> bool:
+        """Return whether the truncation to `unit` follows from the dimension."""
+        return TIME_UNITS.index(unit) <= TIME_UNITS.index(self.unit)
+
+
+def truncate(unit: str, value: SqlValue) -> str:
+    """Return the truncated time in DuckDB's SQL, with the type of the value."""
+    source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
+    return f"CAST(date_trunc('{unit}', {source}) AS {duckdb_name(value.type)})"
+
+
+def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Expr:
+    """Return a copy of the query in which time dimensions replace columns where they have the same effect."""
+    if not dimensions:
+        return tree.copy()
+    aliases = {item.alias.lower() for item in tree.expressions if isinstance(item, exp.Alias)}
+    changed = tree.copy()
+    for node in list(changed.walk()):
+        found = _find_time(node)
+        if found is None:
+            continue
+        column, unit, boundary = found
+        if column.name.lower() in aliases and column.find_ancestor(exp.Order) is not None:
+            continue  # In ORDER BY, the name is the name of an output.
+        for dimension in dimensions:
+            if dimension.name != column.name.lower():
+                continue
+            if boundary is None:
+                fits = dimension.gives(unit)
+            else:
+                fits = not dimension.is_zoned and _is_boundary(boundary, dimension.unit)
+            if fits:
+                column.set("this", exp.to_identifier(dimension.hidden_name, quoted=True))
+                break
+    return changed
+
+
+def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None:
+    """Return (column, unit, boundary) if the node may use a truncated time.
+
+    The unit is the coarsest truncation that is sufficient. For a comparison, the boundary is the other side.
+    """
+    match node:
+        case exp.TimestampTrunc() | exp.DateTrunc():
+            unit = _UNITS.get(node.text("unit").upper())
+            return _with_column(node.this, unit)
+        case exp.Extract():
+            return _with_column(node.expression, _UNITS.get(node.name.upper()))
+        case exp.Cast() if node.args["to"].is_type(exp.DataType.Type.DATE):
+            return _with_column(node.this, "day")
+        case exp.GTE() | exp.LT():
+            return _with_boundary(node.this, node.expression)
+        case exp.LTE() | exp.GT():
+            return _with_boundary(node.expression, node.this)
+    unit = _UNITS_OF_PARTS.get(type(node))
+    return None if unit is None else _with_column(node.this, unit)
+
+
+def _with_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
+    if unit is None or not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
+        return None
+    return node, unit, None
+
+
+def _with_boundary(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:
+    if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
+        return None
+    if type(literal) is not exp.Cast or not isinstance(literal.this, exp.Literal):
+        return None
+    types = (exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP)
+    if not literal.args["to"].is_type(*types) or not literal.this.is_string:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(literal.this.this).strip())
+    except ValueError:
+        return None
+    return (node, "", moment) if moment.tzinfo is None else None
+
+
+def _is_boundary(moment: datetime, unit: str) -> bool:
+    """Return whether a period of this unit begins at the moment."""
+    parts = (moment.month - 1, moment.day - 1, moment.hour, moment.minute, moment.second, moment.microsecond)
+    return not any(parts[TIME_UNITS.index(unit) :])

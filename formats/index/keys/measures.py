@@ -1,0 +1,325 @@
+"""Measures of a cube: aggregates of columns, or of sums, differences and products of columns.
+
+In text a measure names its columns: `count(*)`, `sum(price * (1 - discount))`, `max(a.b)`. In definitions, a column is
+its field id, as in `sum(#3 * (1 - #4))`, so that renames do not affect it.
+
+A measure is stored as partial aggregates, which can be combined: an average as a sum and a count. The types follow
+Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. This module is pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.index.keys.terms import TEXT_MAX, Term, resolve, resolve_id
+from seamark.formats.runtime.errors import BadRequest
+
+COUNT, SUM, MIN, MAX, AVG = "count", "sum", "min", "max", "avg"
+FUNCTIONS = (COUNT, SUM, MIN, MAX, AVG)
+PRECISION_MAX = 38
+MEASURES_MAX = 64
+"""The maximum number of measures of a cube."""
+
+_DEPTH_MAX = 50
+_PRODUCT_DIGITS_MAX = 75
+"""The maximum number of digits of both operands of a product, so that the exact product has at most 76 digits."""
+_TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
+                    r"|#(?P<id>[0-9]+)|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
+_INTEGERS = {"int": 10, "long": 19}
+"""The number of digits of the decimal type to which Trino converts each integer type."""
+_INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
+_SUMMED = frozenset({"int", "long", "decimal", "float", "double"})
+_COMPARED = _SUMMED | {"date", "time", "timestamp", "timestamptz", "string", "binary"}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOperand:
+    """A column of a measure.
+
+    Attributes:
+        kind: The Iceberg type of the column.
+    """
+
+    column_id: int
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOperand:
+    """An integer or a decimal in a measure, such as `1` or `0.05`."""
+
+    text: str
+
+    @property
+    def kind(self) -> str:
+        whole, _, fraction = self.text.partition(".")
+        if fraction:
+            return f"decimal({max(1, len(whole.lstrip('0')) + len(fraction))}, {len(fraction)})"
+        return "int" if int(self.text) <= _INT_MAX else "long"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A sum, a difference or a product.
+
+    Attributes:
+        sign: `+`, `-` or `*`.
+        kind: The Iceberg type of the result.
+    """
+
+    sign: str
+    left: Operand
+    right: Operand
+    kind: str
+
+
+Operand: TypeAlias = ColumnOperand | NumberOperand | Operation
+
+
+def operation(sign: str, left: Operand, right: Operand) -> Operation:
+    """Return an operation with the type that Trino gives it. The operands of sums and products have one order.
+
+    Raises:
+        BadRequest: The operation is not defined for these types, or its result may have too many digits.
+    """
+    kinds = (left.kind, right.kind)
+    if not all(base_name(kind) in ("int", "long", "decimal") for kind in kinds):
+        raise BadRequest(f"A measure cannot compute {kinds[0]} {sign} {kinds[1]}: use columns of integers or decimals")
+    if sign in "+*" and format_operand(right, _format_id) < format_operand(left, _format_id):
+        left, right = right, left
+    if all(kind in _INTEGERS for kind in kinds):
+        return Operation(sign, left, right, "long" if "long" in kinds else "int")
+    (p, s), (q, t) = map(decimal_digits, kinds)
+    if sign == "*":
+        if s + t > PRECISION_MAX or p + q > _PRODUCT_DIGITS_MAX:
+            raise BadRequest(f"A measure cannot compute {kinds[0]} * {kinds[1]}: the product has too many digits")
+        return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
+    scale = max(s, t)
+    digits = max(p - s, q - t) + scale + 1
+    return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
+
+
+def decimal_digits(kind: str) -> tuple[int, int]:
+    """Return precision and scale of the decimal type to which a number is converted."""
+    return (_INTEGERS[kind], 0) if kind in _INTEGERS else (decimal_precision(kind), decimal_scale(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A partial aggregate, which an entry of a cube stores for each group.
+
+    Attributes:
+        function: `count`, `sum`, `min` or `max`. `count` without an operand counts rows.
+    """
+
+    function: str
+    operand: Operand | None
+
+    @property
+    def text(self) -> str:
+        """The canonical text, with field ids."""
+        return f"{self.function}({'*' if self.operand is None else format_operand(self.operand, _format_id)})"
+
+
+COUNT_ROWS = Partial(COUNT, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """An aggregate that a cube can answer."""
+
+    function: str
+    operand: Operand | None
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial aggregates from which the measure is computed."""
+        if self.function == AVG:
+            return Partial(SUM, self.operand), Partial(COUNT, self.operand)
+        return (Partial(self.function, self.operand),)
+
+    @property
+    def text(self) -> str:
+        """The text with the names of columns."""
+        return self._format(_format_name)
+
+    @property
+    def id_text(self) -> str:
+        """The text with field ids."""
+        return self._format(_format_id)
+
+    def _format(self, name: Callable[[ColumnOperand], str]) -> str:
+        return f"{self.function}({'*' if self.operand is None else format_operand(self.operand, name)})"
+
+
+def list_partials(measures: Iterable[Measure]) -> tuple[Partial, ...]:
+    """Return the distinct partial aggregates of the measures. The first is `count(*)`."""
+    return tuple(dict.fromkeys((COUNT_ROWS, *(partial for measure in measures for partial in measure.partials))))
+
+
+def list_columns(operand: Operand | None) -> Iterator[ColumnOperand]:
+    """Yield the columns of an operand."""
+    match operand:
+        case ColumnOperand():
+            yield operand
+        case Operation():
+            yield from list_columns(operand.left)
+            yield from list_columns(operand.right)
+
+
+def format_operand(operand: Operand, name: Callable[[ColumnOperand], str]) -> str:
+    match operand:
+        case ColumnOperand():
+            return name(operand)
+        case NumberOperand():
+            return operand.text
+    left, right = (format_operand(side, name) for side in (operand.left, operand.right))
+    left = f"({left})" if operand.sign == "*" and _is_sum(operand.left) else left
+    # `a - (b - c)` and `a + (b + c)` keep their parentheses, because the order of operations may matter.
+    right = f"({right})" if isinstance(operand.right, Operation) else right
+    return f"{left} {operand.sign} {right}"
+
+
+def _is_sum(operand: Operand) -> bool:
+    return isinstance(operand, Operation) and operand.sign != "*"
+
+
+def _format_id(column: ColumnOperand) -> str:
+    return f"#{column.column_id}"
+
+
+def _format_name(column: ColumnOperand) -> str:
+    match = _TOKEN.fullmatch(column.name)
+    return column.name if match is not None and match["name"] else "`" + column.name.replace("`", "``") + "`"
+
+
+def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Measure:
+    """Return the measure of a text, for a table with this current schema.
+
+    Args:
+        older: The table's schemas in any order, for names and field ids that the current schema does not have.
+
+    Raises:
+        BadRequest: The text is not a measure, or its column does not exist or has another type than the function needs.
+    """
+    return _MeasureParser(text, schema, tuple(older)).parse()
+
+
+class _MeasureParser:
+    """A recursive descent over the tokens of one measure."""
+
+    def __init__(self, text: str, schema: Schema, older: tuple[Schema, ...]) -> None:
+        self._text, self._schema, self._older = text, schema, older
+        self._tokens = list(self._split(text))
+        self._at = 0
+        self._depth = 0
+
+    def parse(self) -> Measure:
+        function = self._take().lower()
+        if function not in FUNCTIONS or not self._skip("("):
+            raise self._error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
+        operand = None if function == COUNT and self._skip("*") else self._parse_sum()
+        if not self._skip(")") or self._at < len(self._tokens):
+            raise self._error("a measure is one function of columns and numbers with +, - and *")
+        if operand is not None:
+            self._check(function, operand)
+        return Measure(function, operand)
+
+    def _check(self, function: str, operand: Operand) -> None:
+        if not any(True for _ in list_columns(operand)):
+            raise self._error("it has no column")
+        name = base_name(operand.kind)
+        if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
+            raise self._error(f"{function} is not defined for values of type {operand.kind}")
+
+    def _parse_sum(self) -> Operand:
+        self._depth += 1
+        if self._depth > _DEPTH_MAX:
+            raise self._error("it is nested too deeply")
+        operand = self._parse_product()
+        while (sign := self._peek()) in ("+", "-"):
+            self._take()
+            operand = operation(sign, operand, self._parse_product())
+        self._depth -= 1
+        return operand
+
+    def _parse_product(self) -> Operand:
+        operand = self._parse_factor()
+        while self._skip("*"):
+            operand = operation("*", operand, self._parse_factor())
+        return operand
+
+    def _parse_factor(self) -> Operand:
+        if self._skip("("):
+            operand = self._parse_sum()
+            if not self._skip(")"):
+                raise self._error("a parenthesis is not closed")
+            return operand
+        if self._at >= len(self._tokens):
+            raise self._error("it ends before a column")
+        kind, value = self._tokens[self._at]
+        self._at += 1
+        match kind:
+            case "number":
+                return self._parse_number(value)
+            case "id":
+                term = resolve_id("identity", int(value), self._schema, (self._schema, *self._older))
+            case "name":
+                term = resolve(value, self._schema, self._older)
+            case "quoted":
+                term = resolve(f"`{value}`", self._schema, self._older)
+            case _:
+                raise self._error(f"{value!r} is not a column or a number")
+        return column_operand(term)
+
+    def _parse_number(self, text: str) -> NumberOperand:
+        number = NumberOperand(text)
+        if len(text) > PRECISION_MAX or ("." not in text and int(text) > _LONG_MAX):
+            raise self._error(f"the number {text[:50]} has too many digits")
+        return number
+
+    def _split(self, text: str) -> Iterator[tuple[str, str]]:
+        if len(text) > TEXT_MAX:
+            raise BadRequest(f"A measure has {len(text)} characters; the limit is {TEXT_MAX} characters")
+        at, end = 0, len(text.rstrip())
+        while at < end:
+            match = _TOKEN.match(text, at)
+            if match is None or match.lastgroup is None:
+                raise self._error(f"{text[at : at + 20]!r} is not expected")
+            yield match.lastgroup, match[match.lastgroup]
+            at = match.end()
+
+    def _peek(self) -> str:
+        kind, value = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        return value if kind == "symbol" else ""
+
+    def _take(self) -> str:
+        self._at += 1
+        return self._tokens[self._at - 1][1] if self._at <= len(self._tokens) else ""
+
+    def _skip(self, symbol: str) -> bool:
+        """Skip the symbol if it is next, and return whether it was."""
+        is_next = self._peek() == symbol
+        self._at += is_next
+        return is_next
+
+    def _error(self, reason: str) -> BadRequest:
+        return BadRequest(f"{self._text[:100]!r} is not a measure of a cube: {reason}")
+
+
+def column_operand(term: Term) -> ColumnOperand:
+    """Return the column of a term as an operand."""
+    return ColumnOperand(term.column_id, term.name, term.source)
+
+
+def measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
+    """Return the types of the columns of the measures, by field id in text form."""
+    columns = {column.column_id: column.kind for measure in measures for column in list_columns(measure.operand)}
+    return {str(column_id): columns[column_id] for column_id in sorted(columns)}

@@ -1,0 +1,367 @@
+"""The cube: the rows of each data file, grouped by the dimensions, with partial aggregates (decision 51).
+
+    bytes  0-7   magic                 bytes  8-11  version of this layout
+    bytes 12-15  files                 bytes 16-23  bytes of the Arrow IPC file
+    bytes 24-27  CRC-32 of the file    bytes 28-31  CRC-32 of bytes 0-27
+    the Arrow IPC file: record batch n has the groups of data file n
+
+All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
+`m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values
+differ only in their bits, such as 0.0 and -0.0: an engine groups the groups again. The checksum covers all bytes, and
+is compared when the blob is opened, because a changed bit would change an answer.
+
+A value is stored exactly, or the file is refused: an expression or a sum that does not fit its type raises ValueError.
+This module is pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from isal import isal_zlib
+
+from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.keys.measures import (
+    COUNT,
+    MAX,
+    MIN,
+    PRECISION_MAX,
+    SUM,
+    ColumnOperand,
+    Measure,
+    NumberOperand,
+    Operand,
+    Partial,
+    decimal_digits,
+    list_partials,
+)
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+
+Columns = Mapping[int, pa.ChunkedArray]
+
+SHRINK = 20.0
+SMALL_GROUPS = 1000
+"""An entry with at most this number of groups is kept although it may not shrink its rows."""
+TIME_UNITS = ("year", "month", "day", "hour")
+"""The transforms that a dimension may have, from the coarsest to the finest."""
+TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
+_DIMENSION_TYPES = TIME_TYPES | {
+    "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
+}  # fmt: skip
+_MAGIC = b"SMKCUBE\n"
+_LAYOUT = 1
+_HEAD = struct.Struct("<8sIIQI")
+_CHECK = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+_FLOAT_TOLERANCE = 1e-9
+"""The relative difference of two sums of floats that an audit accepts: their order of additions may differ."""
+_SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
+
+
+class CubeEntries:
+    """An opened blob. It is immutable, and thread-safe.
+
+    Groups are decompressed when they are read, so that an opened blob takes the memory of its bytes.
+    """
+
+    def __init__(self, blob: memoryview) -> None:
+        if len(blob) < _HEAD_BYTES:
+            raise ValueError(f"{len(blob)} bytes are not a cube")
+        if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
+            raise ValueError("the head of a cube does not match its checksum")
+        magic, layout, self.files, length, self._checksum = _HEAD.unpack_from(blob)
+        if magic != _MAGIC or layout != _LAYOUT:
+            raise ValueError(f"a cube of layout {layout} cannot be read")
+        self._body = blob[_HEAD_BYTES:]
+        if len(self._body) != length:
+            raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
+        self.verify()
+        reader = self._open(None)
+        self.schema: pa.Schema = reader.schema
+        if reader.num_record_batches != self.files:
+            raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
+
+    def verify(self) -> None:
+        if isal_zlib.crc32(self._body) != self._checksum:
+            raise ValueError("a cube does not match its checksum")
+
+    def read(self, numbers: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the groups of some data files.
+
+        Args:
+            columns: The names of the columns, in the order of the schema, or None for all columns.
+
+        Raises:
+            ValueError: The blob is damaged.
+        """
+        reader = self._open(columns)
+        try:
+            for number in numbers:
+                yield reader.get_batch(number)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a cube cannot be read: {error}") from None
+
+    def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
+        fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
+        try:
+            return pa.ipc.open_file(pa.py_buffer(self._body), options=pa.ipc.IpcReadOptions(included_fields=fields))
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a cube cannot be read: {error}") from None
+
+
+class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
+    name = "cube"
+    columns_max = 16
+    parameters = (
+        IndexParameter(
+            "shrink",
+            f"the minimum number of rows for each group, in data files with more than {SMALL_GROUPS:,} groups",
+            SHRINK,
+            1,
+            1_000_000,
+        ),
+    )
+    aggregates = True
+
+    def supports_type(self, type_name: str) -> bool:
+        return base_name(type_name) in _DIMENSION_TYPES
+
+    def find_term_problem(self, term: Term) -> str | None:
+        if term.transform == IDENTITY or (term.transform in TIME_UNITS and base_name(term.source) in TIME_TYPES):
+            return None
+        units = ", ".join(TIME_UNITS)
+        return f"{term.text} is not a dimension of a cube: use a column, or {units} of a date or a timestamp"
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> pa.RecordBatch:
+        raise ValueError("a cube is built from values, not from keys")
+
+    def build_aggregates(
+        self, terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, parameters: Mapping[str, float]
+    ) -> pa.RecordBatch:
+        entry = group_rows(terms, measures, columns)
+        rows = len(next(iter(columns.values())))
+        if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
+            raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
+        return entry
+
+    def encode(self, entries: Sequence[pa.RecordBatch]) -> list[bytes | memoryview]:
+        return _encode(entries[0].schema, entries)
+
+    def merge(self, parts: Sequence[tuple[CubeEntries, Mask]]) -> list[bytes | memoryview]:
+        schema = parts[0][0].schema
+        if any(index.schema != schema for index, _ in parts):
+            raise ValueError("cubes with different columns cannot be merged")
+        return _encode(schema, (batch for index, keep in parts for batch in index.read(np.flatnonzero(keep).tolist())))
+
+    def open(self, blob: memoryview) -> CubeEntries:
+        return CubeEntries(blob)
+
+    def supports(self, predicate: object) -> bool:
+        return False
+
+    def query(self, ranges: Sequence[KeyRanges]) -> None:
+        return None
+
+    def query_of_keys(self, keys: KeySet) -> None:
+        return None
+
+    def check_rows(self, index: CubeEntries, rows: int) -> str | None:
+        counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.read(range(index.files), ["m0"]))
+        return None if counted == rows else f"the cube counts {counted:,} rows; its data files have {rows:,}"
+
+    def compare_aggregates(self, index: CubeEntries, number: int, expected: pa.RecordBatch) -> Iterator[str]:
+        (stored,) = index.read([number])
+        if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
+            yield f"the cube has {stored.num_rows:,} groups; there are {expected.num_rows:,}"
+            return
+        for name, left, right in zip(stored.schema.names, stored.columns, expected.columns, strict=True):
+            if not _are_equal(left, right):
+                yield f"the column {name} of the cube differs from the rows"
+
+
+def describe_size(groups: int, rows: int, shrink: float) -> str:
+    """Return why a cube with this number of groups does not pay."""
+    return (
+        f"a cube of {groups:,} groups for {rows:,} rows has {rows / max(1, groups):.1f} rows for each group; "
+        f"the minimum is {shrink:g} (shrink)"
+    )
+
+
+def group_rows(terms: Sequence[Term], measures: Sequence[Measure], columns: Columns) -> pa.RecordBatch:
+    """Return the groups of a data file's rows.
+
+    Args:
+        terms: The dimensions.
+        columns: The columns of the dimensions and measures by field id. All have the same number of rows.
+
+    Raises:
+        ValueError: A value cannot be stored exactly.
+    """
+    rows = len(next(iter(columns.values())))
+    keys = {f"d{number}": _truncate(term, columns[term.column_id]) for number, term in enumerate(terms)}
+    values = dict[str, _Values]()
+    for number, partial in enumerate(list_partials(measures)):
+        if partial.operand is None:  # Rows are counted as values that are not null.
+            column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
+        else:
+            column = _evaluate(partial.operand, columns)
+        values[f"m{number}"] = _Values(partial.function, column, partial_type(partial))
+    grouped = _aggregate(keys, values).combine_chunks()
+    return grouped.to_batches()[0] if grouped.num_rows else pa.RecordBatch.from_pylist([], grouped.schema)
+
+
+def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
+    """Group the groups of several data files again.
+
+    Args:
+        groups: Dimensions and partial aggregates, as in `CubeEntries`. There is at least one dimension.
+        functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
+
+    Raises:
+        ValueError: A sum does not fit its type.
+    """
+    keys = {name: groups[name] for name in groups.column_names if name not in functions}
+    values = {
+        name: _Values(SUM if function == COUNT else function, groups[name], groups[name].type)
+        for name, function in functions.items()
+    }
+    return _aggregate(keys, values)
+
+
+class _Values(NamedTuple):
+    """Values to aggregate, and the type of the result."""
+
+    function: str
+    column: pa.ChunkedArray
+    result: pa.DataType
+
+
+def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values]) -> pa.Table:
+    """Return one row for each group, with the columns of `keys` and `values`.
+
+    Raises:
+        ValueError: A sum does not fit its type.
+    """
+    inputs, aggregates = dict(keys), list[tuple[str, str]]()
+    for name, (function, column, _) in values.items():
+        if function == SUM:
+            column = _widen_sum(column)
+        elif function in (MIN, MAX) and pa.types.is_floating(column.type):
+            inputs[f"{name}_nan"] = is_nan = pc.is_nan(column)
+            aggregates.append((f"{name}_nan", "any"))
+            column = pc.if_else(is_nan, pa.scalar(None, column.type), column)
+        inputs[name] = column
+        aggregates.append((name, function))
+    grouped = pa.table(inputs).group_by(list(keys), use_threads=False).aggregate(aggregates)
+    results = {name: grouped[name] for name in keys}
+    for name, (function, _, kind) in values.items():
+        result = grouped[f"{name}_{function}"]
+        if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
+            is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
+            result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
+        results[name] = result.cast(kind)
+    return pa.table(results)
+
+
+def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values in a type in which Arrow adds them without an overflow."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return values.cast(pa.float64())
+    if pa.types.is_integer(kind):
+        return values.cast(pa.decimal128(19, 0))
+    fits = kind.precision + len(str(len(values))) <= PRECISION_MAX
+    return values if fits else values.cast(pa.decimal256(76, kind.scale))
+
+
+def partial_type(partial: Partial) -> pa.DataType:
+    """Return the Arrow type of a partial aggregate."""
+    if partial.function == COUNT or partial.operand is None:
+        return pa.int64()
+    kind = partial.operand.kind
+    if partial.function != SUM:
+        return to_row_type(kind)
+    name = base_name(kind)
+    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, decimal_digits(kind)[1])
+
+
+def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
+    """Return the columns of the entries of a cube."""
+    fields = [(f"d{number}", to_row_type(term.source)) for number, term in enumerate(terms)]
+    fields += [(f"m{number}", partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
+    return pa.schema(fields)
+
+
+def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values of a dimension. A time is truncated, and keeps its type."""
+    values = column.cast(to_row_type(term.source))
+    if term.transform == IDENTITY:
+        return values
+    kind = values.type
+    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else values
+    return pc.floor_temporal(plain, unit=term.transform).cast(kind)
+
+
+def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
+    """Return the values of an operand.
+
+    Raises:
+        ValueError: A value does not fit the type.
+    """
+    match operand:
+        case ColumnOperand():
+            return columns[operand.column_id].cast(to_row_type(operand.kind))
+        case NumberOperand():
+            rows = len(next(iter(columns.values())))
+            scalar = pa.scalar(operand.text).cast(to_row_type(operand.kind))
+            return pa.chunked_array([pa.repeat(scalar, rows)])
+    operands = (operand.left, operand.right)
+    values = [_evaluate(side, columns) for side in operands]
+    result = to_row_type(operand.kind)
+    if pa.types.is_integer(result):
+        return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
+    scale = decimal_digits(operand.kind)[1]
+    digits = [decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
+    wide = [_widen(column, *precision) for column, precision in zip(values, digits, strict=True)]
+    # The cast fails if a value has more digits than the engines' type.
+    return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))
+
+
+def _widen(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.decimal128(19, 0))
+    return values.cast(pa.decimal256(precision, scale))
+
+
+def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes | memoryview]:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    files = 0
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            files += 1
+    body = memoryview(sink.getvalue())
+    head = _HEAD.pack(_MAGIC, _LAYOUT, files, len(body), isal_zlib.crc32(body))
+    return [head + _CHECK.pack(isal_zlib.crc32(head)), body]
+
+
+def _are_equal(left: pa.Array, right: pa.Array) -> bool:
+    if not pa.types.is_floating(left.type):
+        return bool(left.equals(right))
+    a, b = (array.to_numpy(zero_copy_only=False) for array in (left, right))
+    same_nulls = pc.is_null(left).equals(pc.is_null(right))
+    return same_nulls and bool(np.allclose(a, b, rtol=_FLOAT_TOLERANCE, atol=0.0, equal_nan=True))
+
+
+CUBE = CubeKind()

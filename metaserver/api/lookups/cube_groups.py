@@ -1,0 +1,184 @@
+"""The route that returns the groups of a cube for data files.
+
+The client plans the files of its query, and sends their ids. So snapshots, branches and deletes are decided by the
+plan, and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not
+covered by the answer, and the client reads their rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from aiohttp import web
+
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.measures import list_partials
+from seamark.formats.index.kinds.cube import CubeEntries, combine_groups, entry_schema
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.index.files.indexes import OpenIndex
+from seamark.metaserver.planner.indexes.coverage import find_ids
+
+FILES_MAX = 1_000_000
+"""The maximum number of data files of a request."""
+GROUPS_MAX = 2_000_000
+"""The number of groups in memory from which no further index file is read."""
+_COMBINED_GROUPS = 500_000
+"""The number of groups from which they are combined before further groups are read."""
+_ID_BYTES = 16
+_OPENED_AT_ONCE = 16
+
+Ids = npt.NDArray[np.uint64]
+
+
+class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    definition_id: Annotated[str, doc("The definition-id of the cube.")]
+    columns: Annotated[
+        list[str],
+        doc("Dimensions d0, d1, … and partial aggregates m0, m1, … of the entries.", examples=[["d0", "m1"]]),
+    ]
+    files: Annotated[
+        str,
+        doc(
+            f"The ids of at most {FILES_MAX:,} data files, in base64: for each file the XXH64 with the seeds 0 and 1 "
+            "of path, size and record count, as two 64-bit little-endian integers."
+        ),
+    ]
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/cube-groups",
+    "readCubeGroups",
+    "Returns the groups of a cube with their partial aggregates, for the data files that the cube covers",
+    tags=("indexes",),
+    body_size=BodySize.LARGE,
+    answers=(
+        ResponseSpec(
+            200,
+            "An Arrow IPC stream with the requested columns. A group may appear several times. The metadata `covered` "
+            "of its schema has a bit for each requested file, in base64, the lowest bit of a byte first",
+        ),
+        ResponseSpec(400, "A column or the list of files is invalid"),
+        ResponseSpec(404, "No such table, or it has no such cube"),
+    ),
+).takes(ReadCubeGroupsRequest)
+async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    defined = read_definitions(loaded.metadata).by_name.values()
+    definition = next((one for one in defined if one.id == body.definition_id and KINDS[one.kind].aggregates), None)
+    if definition is None or loaded.entry is None:
+        raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
+    schema = _select(definition, body.columns)
+    ids = _parse_ids(body.files)
+    live = (await call.components.registry.files(loaded.entry)).live(definition.id)
+    reading = _Reading(schema, _functions_of(definition, body.columns), ids)
+    for start in range(0, len(live), _OPENED_AT_ONCE):
+        # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
+        newest = live[::-1][start : start + _OPENED_AT_ONCE]
+        opened = await asyncio.gather(*(call.components.indexes.open(file) for file in newest))
+        damaged = await asyncio.to_thread(reading.add, [file for file in opened if file is not None])
+        call.components.indexes.schedule_verification(
+            [file for file in newest if file.location in damaged], "the groups cannot be read"
+        )
+        if reading.is_done:
+            break
+    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+
+
+def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
+    schema = entry_schema(definition.terms, definition.measures)
+    if not columns or list(columns) != [name for name in schema.names if name in columns]:
+        raise BadRequest(f"columns must be some of {', '.join(schema.names)} in this order, not {columns[:100]!r}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mapping[str, str]:
+    partials = list_partials(definition.measures)
+    functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
+    return {name: functions[name] for name in columns if name in functions}
+
+
+def _parse_ids(text: str) -> Ids:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise BadRequest(f"files is not base64: {error}") from None
+    if len(data) % _ID_BYTES or len(data) > FILES_MAX * _ID_BYTES:
+        raise BadRequest(f"files has {len(data):,} bytes; it must have {_ID_BYTES} bytes for each file, and at most "
+                         f"{FILES_MAX:,} files")  # fmt: skip
+    return np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64)
+
+
+class _Reading:
+    """The groups that were read for a request."""
+
+    def __init__(self, schema: pa.Schema, functions: Mapping[str, str], ids: Ids) -> None:
+        self._schema, self._functions, self._ids = schema, functions, ids
+        self._covered = np.zeros(len(ids), dtype=np.bool_)
+        self._groups = schema.empty_table()
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._covered.all()) or self._groups.num_rows > GROUPS_MAX
+
+    def add(self, opened: Sequence[OpenIndex]) -> set[str]:
+        """Add the groups of the files that are not covered yet.
+
+        Returns:
+            The locations of damaged index files. They cover no file.
+        """
+        damaged = set[str]()
+        for index_file in opened:
+            if self.is_done:
+                break
+            entries = index_file.index
+            assert isinstance(entries, CubeEntries)
+            missing = np.flatnonzero(~self._covered)
+            missing = missing[np.lexsort((self._ids[missing, 1], self._ids[missing, 0]))]
+            places = find_ids(self._ids[missing], index_file.files.ids)
+            numbers = np.flatnonzero(places >= 0)
+            try:
+                if len(numbers):
+                    batches = list(entries.read(numbers.tolist(), self._schema.names))
+                    self._add_groups(pa.Table.from_batches(batches, self._schema))
+            except (ValueError, KeyError):  # Arrow raises ValueError for other columns, too.
+                damaged.add(index_file.location)
+                continue
+            self._covered[missing[places[numbers]]] = True
+        return damaged
+
+    def _add_groups(self, groups: pa.Table) -> None:
+        self._groups = pa.concat_tables([self._groups, groups])
+        if self._groups.num_rows > _COMBINED_GROUPS:
+            self._combine()
+
+    def _combine(self) -> None:
+        if not self._groups.num_rows:
+            return
+        try:
+            self._groups = combine_groups(self._groups, self._functions)
+        except ValueError:
+            # A sum is too large for its type. The engine adds the groups again, and reports the error.
+            return
+
+    def encode(self) -> bytes:
+        self._combine()
+        covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
+        table = self._groups.replace_schema_metadata({"covered": covered})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        body: bytes = sink.getvalue().to_pybytes()
+        return body

@@ -1,0 +1,135 @@
+"""Tests of POST /api/v1/aggregate: it returns groups with the rights of the caller, from cubes where it can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.open import open_store
+from tests.api.client import Answer
+from tests.api.sql.test_statements import ARROW, GRANTS, Site, open_site
+from tests.connector.lake import append, create, spread
+from tests.server.rig import running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+COUNTRIES = {"namespace": ["db"], "table": "t", "dimensions": ["country"], "measures": ["sum(discount)", "count(*)"]}
+
+
+def _fill(url: str) -> None:
+    create(url)
+    append(url, "db.t", spread(3))
+    with closing(IndexClient(url)) as client:
+        client.put_index("db.t", "by_country", kind="cube", columns=["country"], measures=["sum(discount)"])
+        build(client, "db.t", "by_country", InProcessWorkers())
+    append(url, "db.t", [[60, 61, 62]])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Yield a server with a table of 63 rows in 4 files, 3 of which have entries of a cube."""
+    folder: Path = tmp_path_factory.mktemp("aggregates")
+    async with running(folder) as server:
+        await asyncio.to_thread(_fill, server.url)
+    tokens, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("rita", "olga"):
+            grants = [grant for grant in GRANTS if grant.principal == name]
+            tokens[name] = await create_token(store, clock, name, None, grants)
+    (folder / "tokens.json").write_text(json.dumps(tokens))
+    async with open_site(folder) as site:
+        yield site
+
+
+async def ask(site: Site, body: dict[str, Any], who: str = "rita", **headers: str) -> Answer:
+    login = {"Authorization": f"Bearer {site.tokens[who]}"}
+    return await site.api("POST", "/api/v1/aggregate", body, headers={**login, **headers})
+
+
+async def test_answer_has_the_groups_and_tells_how_many_files_the_cube_answered(site: Site) -> None:
+    answer = await ask(site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2})
+    assert answer.status == 200, answer.raw
+    ids = range(63)
+    expected = [
+        [f"c{n}", sum(one % 11 for one in ids if one % 7 == n), sum(1 for one in ids if one % 7 == n)] for n in (6, 5)
+    ]
+    assert answer.json["rows"] == expected
+    assert [column["name"] for column in answer.json["columns"]] == ["country", "sum(discount)", "count(*)"]
+    assert answer.json["cube"] == {"index": "by_country", "files": 3, "row-files": 1, "reason": None}
+    whole = await ask(site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2, "cubes": "off"})
+    assert whole.json["rows"] == expected
+    assert whole.json["cube"]["reason"] == "the session does not use cubes"
+
+
+async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None:
+    body = {**COUNTRIES, "where": "country IN ('c1', 'c2') -- two", "having": "count(*) > 9 AND country <> 'c1'"}
+    streamed = await ask(site, body, **ARROW)
+    assert pa.ipc.open_stream(streamed.raw).read_all()["country"].to_pylist() == []
+    total = {"namespace": ["db"], "table": "t", "measures": ["count(*)"]}
+    first = (
+        await site.api("GET", "/v1/namespaces/db/tables/t", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
+    ).json
+    snapshots = [one["snapshot-id"] for one in first["metadata"]["snapshots"]]
+    for number, snapshot_id in enumerate(snapshots):
+        old = await ask(site, {**total, "snapshot-id": snapshot_id})
+        assert old.json["rows"] == [[min(63, 20 * (number + 1))]]
+        assert old.json["cube"]["files"] == min(3, number + 1)
+    plan = (await ask(site, {**total, "explain": True})).json
+    assert "rows" not in plan
+    assert plan["cube"]["index"] == "by_country"
+
+
+async def test_answer_explains_why_a_cube_was_not_used(site: Site) -> None:
+    answer = await ask(site, {**COUNTRIES, "where": "id < 5"})
+    assert answer.status == 200
+    assert answer.json["cube"]["index"] is None
+    assert "by_country: The column id does not exist" in answer.json["cube"]["reason"]
+
+
+async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
+    refused = [await ask(site, {**COUNTRIES, "table": name}, "olga") for name in ("t", "nothing")]
+    assert [answer.status for answer in refused] == [403, 403]
+    assert refused[0].raw == refused[1].raw, "the answer does not reveal whether the table exists"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"measures": []}, "1 to 64 measures"),
+        ({"measures": ["median(id)"]}, "begin with one of"),
+        ({"measures": ["sum(nope)"]}, "no such column"),
+        ({"dimensions": ["lower(country)"]}, "not a dimension"),
+        ({"dimensions": ["country", "country"]}, "named twice"),
+        ({"order": [{"by": "id"}]}, "one of the dimensions or measures"),
+        ({"limit": -1}, "limit"),
+        ({"namespace": []}, "namespace"),
+        ({"namespace": ["a.b"]}, "has a dot"),
+        ({"cubes": "maybe"}, "one of on, exact, off"),
+        ({"where": "1 = 1); DELETE FROM db.t WHERE (id = 1"}, "cannot be parsed"),
+        ({"snapshot-id": 1}, "snapshot"),
+    ],
+)
+async def test_invalid_request_gets_400_with_the_reason(site: Site, change: dict[str, Any], reason: str) -> None:
+    answer = await ask(site, {**COUNTRIES, **change})
+    assert answer.status == 400, answer.raw
+    assert reason in answer.json["error"]["message"]
+
+
+async def test_groups_of_a_cube_are_returned_to_readers_only(site: Site) -> None:
+    body = {"definition-id": "x", "columns": ["d0"], "files": ""}
+    answers = []
+    for who in ("rita", "olga"):
+        login = {"Authorization": f"Bearer {site.tokens[who]}"}
+        answers.append(await site.api("POST", "/api/v1/tables/db/t/cube-groups", body, headers=login))
+    assert [answer.status for answer in answers] == [404, 403]

@@ -1,0 +1,263 @@
+"""Tests of cubes: entries equal DuckDB's aggregates, and a damaged or inexact entry is refused."""
+
+from __future__ import annotations
+
+import math
+import random
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.formats.iceberg.types.schema import Field, Schema, StructType
+from seamark.formats.index.definitions import IndexDefinition, define, of_id
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, combine_groups, entry_schema
+from seamark.formats.runtime.errors import BadRequest
+
+SCHEMA = Schema(
+    (
+        Field(1, "ts", False, "timestamp"),
+        Field(2, "day", False, "date"),
+        Field(3, "country", False, "string"),
+        Field(4, "ratio", False, "double"),
+        Field(5, "price", False, "decimal(12, 2)"),
+        Field(6, "discount", False, "decimal(3, 2)"),
+        Field(7, "qty", False, "int"),
+        Field(8, "big", False, "long"),
+        Field(9, "at", False, "timestamptz"),
+        Field(10, "place", False, StructType((Field(11, "city", False, "string"),))),
+    ),
+    schema_id=0,
+)
+_TYPES = {
+    "ts": pa.timestamp("us"),
+    "day": pa.date32(),
+    "country": pa.string(),
+    "ratio": pa.float64(),
+    "price": pa.decimal128(12, 2),
+    "discount": pa.decimal128(3, 2),
+    "qty": pa.int32(),
+    "big": pa.int64(),
+    "at": pa.timestamp("us", "UTC"),
+}
+_IDS = {field.name: field.id for field in SCHEMA.fields}
+
+
+def cube(columns: list[str], measures: list[str], **parameters: float) -> IndexDefinition:
+    return define("c", "cube", columns, SCHEMA, measures=measures, parameters=parameters)
+
+
+def build(definition: IndexDefinition, rows: pa.Table) -> pa.RecordBatch:
+    columns = {_IDS[name]: rows[name] for name in rows.column_names}
+    return CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+
+
+def open_entries(*entries: pa.RecordBatch) -> CubeEntries:
+    return CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(entries)))))
+
+
+def random_rows(seed: int, rows: int = 400) -> pa.Table:
+    generator = random.Random(seed)
+
+    def value(name: str) -> Any:
+        if generator.random() < 0.15:
+            return None
+        moment = datetime(1969, 12, 28) + timedelta(minutes=generator.randrange(9000))
+        match name:
+            case "ts":
+                return moment
+            case "at":
+                return moment.replace(tzinfo=UTC)
+            case "day":
+                return moment.date()
+            case "country":
+                return generator.choice(["at", "ch", "de", "\N{SNOWMAN}"])
+            case "ratio":
+                return generator.choice([0.0, -0.0, math.nan, math.inf, 0.5, -7.25])
+            case "price":
+                return Decimal(generator.randrange(-(10**9), 10**9)).scaleb(-2)
+            case "discount":
+                return Decimal(generator.randrange(100)).scaleb(-2)
+            case "qty":
+                return generator.randrange(-1000, 1000)
+        return generator.randrange(-(2**62), 2**62)
+
+    return pa.table({name: pa.array([value(name) for _ in range(rows)], kind) for name, kind in _TYPES.items()})
+
+
+@pytest.mark.parametrize("dimensions", [["day(ts)", "country"], ["ratio"], ["date_trunc('month', day)", "hour(ts)"]])
+def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) -> None:
+    measures = ["count(*)", "count(qty)", "sum(qty)", "sum(big)", "avg(price)", "sum(price * (1 - discount))"]
+    measures += ["min(ratio)", "max(ratio)", "min(country)", "max(price)", "sum(qty + qty)", "min(ts)"]
+    definition = cube(dimensions, measures)
+    rows = random_rows(len(dimensions))
+    entry = build(definition, rows)
+    assert entry.schema == entry_schema(definition.terms, definition.measures)
+    keys = [
+        f"CAST(date_trunc('{term.transform}', {term.name}) AS {'DATE' if term.source == 'date' else 'TIMESTAMP'})"
+        if term.transform != "identity"
+        else term.name
+        for term in definition.terms
+    ]
+    lowest = "min(CASE WHEN isnan(ratio) THEN NULL ELSE ratio END)"
+    expected = duckdb.sql(
+        f"SELECT {', '.join(keys)}, count(*), count(qty), sum(qty), sum(big), sum(price), count(price),"
+        f" sum(price * (1 - discount)), coalesce({lowest}, min(ratio)), coalesce({lowest.replace('min', 'max', 1)},"
+        " max(ratio)), min(country), max(price), sum(qty + qty), min(ts) FROM rows GROUP BY ALL"
+    ).fetchall()
+    # Zeros with different signs are separate groups of an entry.
+    partials = pa.Table.from_batches([entry])
+    merged = duckdb.from_arrow(partials).query(
+        "e",
+        f"SELECT {', '.join(f'd{n}' for n in range(len(keys)))}, sum(m0), sum(m1), sum(m2), sum(m3), sum(m4), sum(m5),"
+        f" sum(m6), {lowest.replace('ratio', 'm7')}, {lowest.replace('ratio', 'm8').replace('min', 'max', 1)},"
+        " min(m9), max(m10), sum(m11), min(m12) FROM e GROUP BY ALL",
+    ).fetchall()  # fmt: skip
+    assert sorted(map(repr, map(_plain, merged))) == sorted(map(repr, map(_plain, expected)))
+
+
+def _plain(row: tuple[Any, ...]) -> list[Any]:
+    """Return a row in which equal numbers have one form."""
+    return [_plain_value(value) for value in row]
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, int | Decimal):
+        return Decimal(value).normalize()
+    if isinstance(value, float):
+        return None if math.isnan(value) else value + 0.0
+    return value
+
+
+def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
+    rows = pa.table({"country": ["a", "a", "b", "c"], "ratio": [math.nan, 1.0, math.nan, None]})
+    entry = build(cube(["country"], ["min(ratio)", "max(ratio)"]), rows).to_pydict()
+    assert entry["m1"][0] == entry["m2"][0] == 1.0
+    assert math.isnan(entry["m1"][1])
+    assert math.isnan(entry["m2"][1])
+    assert entry["m1"][2] is None
+
+
+def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
+    ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
+    with pytest.raises(ValueError, match="overflow"):
+        build(cube(["country"], ["sum(qty + 1)"]), ints)
+    wide = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
+    definition = define("c", "cube", ["k"], wide, measures=["sum(v)"])
+    values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
+    columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
+    with pytest.raises(ValueError, match="38"):
+        CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+
+
+def test_sum_of_integers_beyond_64_bits_is_exact() -> None:
+    rows = pa.table({"country": ["a"] * 4, "big": [2**63 - 1] * 4})
+    assert build(cube(["country"], ["sum(big)"]), rows).to_pydict()["m1"] == [4 * (2**63 - 1)]
+
+
+def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> None:
+    rows = pa.table({"big": np.arange(3000)})
+    with pytest.raises(
+        ValueError, match=r"3,000 groups for 3,000 rows has 1\.0 rows for each group; the minimum is 20"
+    ):
+        build(cube(["big"], ["count(*)"]), rows)
+    assert build(cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
+    assert build(cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
+
+
+def test_merge_keeps_the_selected_entries() -> None:
+    definition = cube(["country"], ["sum(qty)"])
+    entries = [build(definition, random_rows(seed, 50)) for seed in range(4)]
+    left, right = open_entries(*entries[:2]), open_entries(*entries[2:])
+    parts = CUBE.merge([(left, np.array([True, False])), (right, np.array([True, True]))])
+    merged = CUBE.open(memoryview(b"".join(map(bytes, parts))))
+    assert [batch.to_pydict() for batch in merged.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
+    assert CUBE.check_rows(merged, 150) is None
+    assert "counts 150 rows" in (CUBE.check_rows(merged, 151) or "")
+    assert [batch.to_pydict() for batch in merged.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
+
+
+def test_each_changed_byte_of_a_cube_is_noticed() -> None:
+    entry = build(cube(["country"], ["sum(qty)"]), random_rows(1, 30))
+    blob = b"".join(map(bytes, CUBE.encode([entry])))
+    for at in range(0, len(blob), 7):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1
+        with pytest.raises(ValueError, match="cube"):
+            CUBE.open(memoryview(damaged))
+    with pytest.raises(ValueError, match="bytes"):
+        CUBE.open(memoryview(blob[:-1]))
+
+
+def test_audit_names_the_column_that_differs() -> None:
+    definition = cube(["country"], ["sum(qty)", "sum(ratio)"])
+    rows = random_rows(2, 60)
+    index = open_entries(build(definition, rows))
+    assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
+    other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
+    differences = list(CUBE.compare_aggregates(index, 0, build(definition, other)))
+    assert differences == ["the column m1 of the cube differs from the rows"]
+
+
+def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
+    definition = cube(["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5)
+    assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
+    renamed = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
+    again = of_id(definition.id, renamed, name="c")
+    assert again.id == definition.id
+    assert again.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
+    assert set(definition.column_ids) == {1, 11, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("columns", "measures", "reason"),
+    [
+        (["country"], [], "needs a measure"),
+        (["country"], ["median(qty)"], "begin with one of"),
+        (["country"], ["sum(country)"], "not defined for values of type string"),
+        (["country"], ["sum(1)"], "has no column"),
+        (["country"], ["sum(ratio * 2)"], "use columns of integers or decimals"),
+        (["country"], ["sum(qty"], "one function"),
+        (["country"], ["sum(nothing)"], "no such column"),
+        (["country"], ["count(*)", "count( * )"], "named once"),
+        (["lower(country)"], ["count(*)"], "not a dimension"),
+        (["bucket[4](country)"], ["count(*)"], "not a dimension"),
+        (["country"], ["sum(" + "(" * 100 + "qty" + ")" * 100 + ")"], "nested too deeply"),
+    ],
+)
+def test_invalid_cube_is_refused_with_a_reason(columns: list[str], measures: list[str], reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        cube(columns, measures)
+
+
+def test_only_cubes_have_measures() -> None:
+    with pytest.raises(BadRequest, match="has no measures"):
+        define("b", "bloom", ["qty"], SCHEMA, measures=["count(*)"])
+
+
+def test_dates_before_1970_are_truncated_downwards() -> None:
+    rows = pa.table({"day": pa.array([date(1969, 12, 31), date(1970, 1, 1)]), "qty": pa.array([1, 2], pa.int32())})
+    entry = build(cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
+    assert entry["d0"] == [date(1969, 1, 1), date(1970, 1, 1)]
+
+
+def test_combined_groups_equal_the_groups_of_all_rows() -> None:
+    definition = cube(["country", "day(ts)"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
+    parts = [random_rows(seed, 200) for seed in range(3)]
+    coarse = cube(["country"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
+    groups = pa.Table.from_batches([build(definition, rows) for rows in parts]).drop_columns(["d1"])
+    functions = {"m0": "count", "m1": "sum", "m2": "count", "m3": "min", "m4": "max", "m5": "sum"}
+    expected = pa.Table.from_batches([build(coarse, pa.concat_tables(parts))])
+    combined = combine_groups(groups, functions)
+    assert combined.schema == expected.schema
+    assert sorted(map(repr, combined.to_pylist())) == sorted(map(repr, expected.to_pylist()))
+
+
+def test_file_without_rows_has_an_entry_without_groups() -> None:
+    entry = build(cube(["country"], ["sum(qty)"]), random_rows(0, 0))
+    assert entry.num_rows == 0
+    assert open_entries(entry).files == 1
