@@ -255,8 +255,7 @@ class Queries:
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
         # Every engine lets a LATERAL subquery refer to the left side of its join. Not every engine lets it refer to
-        # sources
-        # before a comma.
+        # sources before a comma.
         sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 

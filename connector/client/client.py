@@ -1,9 +1,8 @@
 """A synchronous client of Seamark's own API for the metadata of a table's files, scan plans, and lookups.
 
-Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client repeats a call
-    a
-limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if a connection fails. A
-listing reads one snapshot from its first page to its last page.
+Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client
+repeats a call a limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if
+a connection fails. A listing reads one snapshot from its first page to its last page.
 
 A client can be pickled, and can be used by threads and forked processes. Each process opens its own connections.
 """

@@ -1,8 +1,7 @@
 """Commits files that replace other files with the same rows: the last step of clustering and compaction.
 
-Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
-    preserved, and a
-concurrent change of a replaced file is a conflict.
+Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent
+appends are preserved, and a concurrent change of a replaced file is a conflict.
 
 `commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows that were
 deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors that the same commit

@@ -180,8 +180,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, in
     table.insert(_rows(range(10)) + _rows(range(10, 20), 1) + _rows(range(20, 30), 2))
     table.index(index)
     # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
-    # library
-    # does not compare with bounds.
+    # library does not compare with bounds.
     many = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
         table.delete(condition)

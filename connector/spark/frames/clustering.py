@@ -12,9 +12,9 @@ computes ranks. The driver also reads the needed columns of the referenced table
 second job computes the key of each row on the curve, exchanges rows by ranges of keys, sorts them, and writes files
 with `TableWriter`.
 
-Invariant: the job adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
-    preserved. A
-concurrent change of the files that were read is a Conflict, which leaves the table unchanged.
+Invariant: the job adds, loses and changes no row. The commit has the operation `replace`, so concurrent
+appends are preserved. A concurrent change of the files that were read is a Conflict, which leaves the table
+unchanged.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ without the deleted rows, is written once. If all keys of the file belong to one
 task writes it. Otherwise the driver writes it, or the tasks of a second job write it, each for some files. With the
 strategy `equality`, no task locates rows (`connector/write/equality_upserts.py`), and the tasks write the deletes.
 
-Invariant: the table receives exactly the files of the tasks whose results Spark has used. A failed attempt deletes its
-    files. The
-files of a killed task remain as orphan files.
+Invariant: the table receives exactly the files of the tasks whose results Spark has used. A failed attempt
+deletes its files. The files of a killed task remain as orphan files.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
-Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files of the
-    plan. They
-receive the credentials for these files, but no catalog token. Tables of format version 3 are supported. The offsets of
-a stream are snapshot ids. A repeated batch reads the same files, and Spark's checkpoint makes the stream exactly-once.
+Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files
+of the plan. They receive the credentials for these files, but no catalog token. Tables of format version 3
+are supported. The offsets of a stream are snapshot ids. A repeated batch reads the same files, and Spark's
+checkpoint makes the stream exactly-once.
 
 Options replace the information that PySpark 4.1 does not pass to a Python source. The source does not receive the
 columns of a query, so there is the option `columns` (or `.schema(…)`). It does not receive disjunctions, so there is

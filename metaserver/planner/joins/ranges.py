@@ -89,9 +89,8 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         other: The type of the values.
 
     Returns:
-        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range
-        of
-        `kind`.
+        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the
+        range of `kind`.
 
     Raises:
         ValueError: A value has no exact counterpart of type `kind`.

@@ -242,8 +242,7 @@ class _PostgresStore(GeneratorStore):
             except (asyncpg.PostgresError, *_LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
-                # Otherwise the pool would reuse the connection, or wait for a server that does not
-                # answer.
+                # Otherwise the pool would reuse the connection, or wait for a server that does not answer.
                 _terminate(connection)
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error

@@ -385,8 +385,7 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
-    length, and then
-    for the files.
+    length, and then for the files.
     """
     threads = []
 

@@ -29,9 +29,8 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         made = Rig(spark, server, new_catalog(spark, server.base_url))
         made.run("CREATE NAMESPACE {db}")
         made.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
-        # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are days
-        # and
-        # months apart.
+        # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are
+        # days and months apart.
         hours = f"CAST(pow((id DIV 2) - {FILES // 4}, 3) * 3 + (id % 2) * 2 AS int)"
         times = f"SELECT id, now() - make_dt_interval(0, {hours}) AS at FROM range({2 * FILES})"
         made.run(

@@ -581,9 +581,8 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
-            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans fail
-            # an
-            # assertion.
+            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans
+            # fail an assertion.
             if "V2ExpressionBuilder" not in str(error):
                 raise
             done["failed in Spark"] += 1

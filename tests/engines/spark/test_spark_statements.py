@@ -75,9 +75,8 @@ class Rig(SparkTables):
         found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, found))
-        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this statement
-        # changed
-        # the row.
+        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
+        # statement changed the row.
         newest = max((row[-1] for row in found), default=0)
         return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
 
@@ -411,9 +410,8 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
 
 
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second table
-    in the same
-    way.
+    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
+    table in the same way.
     """
     for whose in (OURS, THEIRS):
         rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
