@@ -52,17 +52,17 @@ async def test_token_is_created_used_listed_and_revoked(administered: Administer
     assert made["name"] == "new"
     assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 200
     _, listed = await administered.call("root", "GET", "/api/v1/tokens")
-    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
-    assert shown["live"] is True
-    assert shown["expires-ms"] == shown["created-ms"] + 60_000
-    assert set(shown) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
+    [shown_token] = [token for token in listed["tokens"] if token["name"] == "new"]
+    assert shown_token["live"] is True
+    assert shown_token["expires-ms"] == shown_token["created-ms"] + 60_000
+    assert set(shown_token) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
     assert (await administered.call("root", "POST", "/api/v1/tokens", body))[0] == 409
     assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 204
     assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 401
     assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 404
     _, listed = await administered.call("root", "GET", "/api/v1/tokens")
-    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
-    assert shown["live"] is False
+    [shown_token] = [token for token in listed["tokens"] if token["name"] == "new"]
+    assert shown_token["live"] is False
 
 
 async def test_pages_of_listings_have_every_item_once(administered: Administered) -> None:

@@ -181,8 +181,8 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
             await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
     result = await list_records(store)
     assert len(result) < 5000
-    told = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
-    assert told + sum(item.action == "loadTable" for item in result) == 30_000
+    total = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
+    assert total + sum(item.action == "loadTable" for item in result) == 30_000
 
 
 async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moody: Any, clock: SimulatedClock) -> None:

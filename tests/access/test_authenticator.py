@@ -45,8 +45,8 @@ def bearer(token: str) -> CIMultiDict[str]:
     return CIMultiDict({"authorization": f"Bearer {token}"})
 
 
-async def check_rejected(authenticator: Authenticator, token: str, why: str) -> None:
-    with pytest.raises(Unauthenticated, match=why):
+async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
+    with pytest.raises(Unauthenticated, match=reason):
         await authenticator.authenticate(bearer(token), None)
 
 
@@ -123,7 +123,7 @@ async def test_token_identifies_its_principal_with_current_grants(
 
 
 @pytest.mark.parametrize(
-    ("header", "why"),
+    ("header", "reason"),
     [
         (None, "requires a login"),
         ("", "requires a login"),
@@ -141,10 +141,10 @@ async def test_token_identifies_its_principal_with_current_grants(
     ],
 )
 async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
-    opened: Open, header: str | None, why: str
+    opened: Open, header: str | None, reason: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header}
-    with pytest.raises(Unauthenticated, match=why):
+    with pytest.raises(Unauthenticated, match=reason):
         await (await opened()).authenticate(headers, None)
 
 

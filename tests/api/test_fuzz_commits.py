@@ -142,7 +142,7 @@ encryption = st.fixed_dictionaries(
 
 def _action(name: str, **values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(
-        {"action": st.just(name), **{key.replace("_", "-"): one for key, one in values.items()}}
+        {"action": st.just(name), **{key.replace("_", "-"): value for key, value in values.items()}}
     )
 
 

@@ -48,8 +48,8 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
         assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
     every = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
     refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
-    assert [one["snapshot-id"] for one in every["snapshots"]] == [1, 2, 3]
-    assert [one["snapshot-id"] for one in refs["snapshots"]] == [3]
+    assert [snapshot["snapshot-id"] for snapshot in every["snapshots"]] == [1, 2, 3]
+    assert [snapshot["snapshot-id"] for snapshot in refs["snapshots"]] == [3]
     assert refs["snapshot-log"] == every["snapshot-log"]
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 

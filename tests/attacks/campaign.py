@@ -56,8 +56,8 @@ class Campaign:
         self, who: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **more: Any
     ) -> Answer:
         answer = await self.world.ask(who, method, path, body, headers=headers or {}, **more)
-        shown = body if isinstance(body, bytes) else json.dumps(body)
-        step = f"{who or 'stranger'} {method} {path} {shown[:2000]!r} {dict(headers or {})} -> {answer.status}"
+        shown_body = body if isinstance(body, bytes) else json.dumps(body)
+        step = f"{who or 'stranger'} {method} {path} {shown_body[:2000]!r} {dict(headers or {})} -> {answer.status}"
         self.steps.append(step)
         result = self.world.secrets.find_leaks(answer.raw, dict(answer.headers))
         if result:

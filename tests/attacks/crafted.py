@@ -181,8 +181,8 @@ async def foreign_data_file(c: Campaign) -> None:
     for path in ("plan-tables", "explain"):
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
         answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
-        told = answer.json.get("joins", []) if answer.status == 200 else []
-        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in told):
+        joins = answer.json.get("joins", []) if answer.status == 200 else []
+        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in joins):
             c.report("a join evaluated rows of the victim's data file")
 
 

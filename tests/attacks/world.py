@@ -147,7 +147,7 @@ class World:
             ]  # The credentials in `config` change with the time.
             results[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
             listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
-            kept = [{**one, "used": None} for one in listed["indexes"]]
+            kept = [{**index, "used": None} for index in listed["indexes"]]
             results[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
         grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
         grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.

@@ -98,9 +98,9 @@ def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> 
 
 
 def test_figures_of_a_large_scale_are_not_truncated() -> None:
-    shown = _render_screens(80, 2500)
-    assert "…" not in shown
-    assert "1,000,000" in shown
+    screens = _render_screens(80, 2500)
+    assert "…" not in screens
+    assert "1,000,000" in screens
 
 
 @pytest.mark.slow  # More than 100 s of CPU time; test_first_act.py tests `seamark demo`.

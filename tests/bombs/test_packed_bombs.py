@@ -110,9 +110,9 @@ def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
     plain = pa.array(["a", "b", None, "a"])
     forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
     expected = keys_of(plain, "string")
-    for one in forms:
-        found = keys_of(one, "string")
-        assert found.heap is not None
+    for form in forms:
+        keys = keys_of(form, "string")
+        assert keys.heap is not None
         assert expected.heap is not None
-        assert found.heap.tobytes() == expected.heap.tobytes()
-        assert found.rows == 4
+        assert keys.heap.tobytes() == expected.heap.tobytes()
+        assert keys.rows == 4

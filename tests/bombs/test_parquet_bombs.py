@@ -291,10 +291,10 @@ def varint(number: int) -> bytes:
 def as_position_delete(path: str) -> str:
     file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
     try:
-        found = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
+        delete_content = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
         return error.reason
-    return f"{found.positions.nbytes} bytes"
+    return f"{delete_content.positions.nbytes} bytes"
 
 
 def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:
@@ -367,10 +367,10 @@ def as_indexed(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
-        found = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
+        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
     except Unreadable as error:
         return error.reason
-    return str(found[KEY].nbytes)
+    return str(columns[KEY].nbytes)
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])

@@ -100,7 +100,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
 
     def read() -> None:
         while not event.is_set():
-            wrong.extend(found for array in arrays[-3:] if (found := int(array.sum())) != expected)
+            wrong.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:

@@ -137,23 +137,23 @@ class Lake:
     def position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
     ) -> dict[str, Any]:
-        listed = sorted(positions)
+        listed_positions = sorted(positions)
         path = self._path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
-        low, high = listed[0][0].encode().hex(), listed[-1][0].encode().hex()
+        low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()
         return {
             "content": "position-deletes",
             "file-path": f"file://{path}",
             "file-format": "parquet",
             "spec-id": 0,
             "partition": self._partition(part),
-            "record-count": len(listed),
+            "record-count": len(listed_positions),
             "file-size-in-bytes": path.stat().st_size,
             "lower-bounds": {"keys": [PATH_ID], "values": [low]},
             "upper-bounds": {"keys": [PATH_ID], "values": [high]},
-            **({"referenced-data-file": listed[0][0]} if named else {}),
+            **({"referenced-data-file": listed_positions[0][0]} if named else {}),
         }
 
     def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:

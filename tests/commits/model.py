@@ -148,12 +148,12 @@ class Case:
 
     def _of_snapshot_isolation(self) -> list[Counter[Row]]:
         base = Counter(self.rows())
-        one, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
-        gone_one, gone_two = base - one, base - two
+        counts, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
+        gone_one, gone_two = base - counts, base - two
         both_write = gone_one & gone_two
-        if both_write and (one - base or two - base):
+        if both_write and (counts - base or two - base):
             return []
-        return [base - (gone_one | gone_two) + (one - base) + (two - base)]
+        return [base - (gone_one | gone_two) + (counts - base) + (two - base)]
 
     def must_commit(self) -> bool:
         """Return whether the second change must not be rejected."""

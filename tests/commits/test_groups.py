@@ -54,7 +54,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
         assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
         assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
-        chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+        chain = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
         assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
         assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
         instants = await server.components.store.instants(

@@ -98,9 +98,9 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
         if turn >= 60 and proved > 500:
             break
         assert turn < 600, (seed, proved)
-        one, other = _some_spec(rng, 0), _some_spec(rng, 1)
-        partitions = PartitionOverlap(_table([one, other]))
-        pairs = [(_tuple(one, row), _tuple(other, row)) for row in rows]
+        spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
+        partitions = PartitionOverlap(_table([spec, other]))
+        pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
@@ -108,11 +108,11 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
             meets = (left, right) in together
             if not b.overlap(a):
                 proved += 1
-                assert not meets, (seed, one, left, other, right)
+                assert not meets, (seed, spec, left, other, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
                 proved += 1
-                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, one, left, other, right)
+                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, spec, left, other, right)
     assert proved > 500
 
 

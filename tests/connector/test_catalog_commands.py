@@ -202,8 +202,8 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
     assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
     folder = str(foreign_file.parent)
-    (latest,) = (one for one in entries if urlsplit(one["metadata-location"]).path.startswith(f"{folder}/"))
-    (other,) = (one for one in entries if one is not latest)
+    (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
+    (other,) = (entry for entry in entries if entry is not latest)
     done(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
     foreign_file.unlink()
     purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
@@ -323,8 +323,8 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     text = done(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
-    shown = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(one["value"] for one in shown if one["name"] == own) == "true"
+    properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
+    assert next(one["value"] for one in properties if one["name"] == own) == "true"
     done(shop, "policy", "drop", "shop.orders")
     assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
@@ -354,5 +354,5 @@ def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
     done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
     assert own in done(shop, "policy", "shop.orders")
     done(shop, "policy", "shop.orders", "--unset", own)
-    (entry,) = (one for one in run_json(shop, "policy", "shop.orders")["properties"] if one["name"] == own)
+    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == own)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

@@ -138,15 +138,15 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
     flags = ("--trino", shop.trino.base_url, "--trino", other)
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
-            segments = [one for one in segments_of(url, MANY) if one["type"] == "spooled"]
+            segments = [segment for segment in segments_of(url, MANY) if segment["type"] == "spooled"]
             assert segments
-            for one in segments:
+            for segment in segments:
                 start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
-                assert one["uri"].startswith(start)
-                assert one["ackUri"].startswith(start)
-                with urllib.request.urlopen(one["uri"], timeout=60) as answer:
-                    assert len(answer.read()) == one["metadata"]["segmentSize"]
-                with urllib.request.urlopen(one["ackUri"], timeout=60) as answer:
+                assert segment["uri"].startswith(start)
+                assert segment["ackUri"].startswith(start)
+                with urllib.request.urlopen(segment["uri"], timeout=60) as answer:
+                    assert len(answer.read()) == segment["metadata"]["segmentSize"]
+                with urllib.request.urlopen(segment["ackUri"], timeout=60) as answer:
                     assert answer.status == 200
         assert len(rows_of(several.port, MANY, encoding="json+zstd")) == 8000
 

@@ -118,11 +118,23 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_environment_variables_of_the_pages_are_settings() -> None:
-    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
-    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # They are variables of seamark sql.
-    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
+    known_environment_names = {environment_name(name) for name in FIELDS} | {
+        CONFIG_VARIABLE,
+        CA_VARIABLE,
+        "SEAMARK_TOKEN",
+        "SEAMARK_URL",
+    }
+    known_environment_names |= {
+        "SEAMARK_SQL_TRINO",
+        "SEAMARK_SQL_SPARK",
+        "SEAMARK_TRINO_PASSWORD",
+    }  # They are variables of seamark sql.
+    known_environment_names |= {
+        "SEAMARK_PLANS",
+        "SEAMARK_URI",
+    }  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
     named = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
-    assert {(page, name) for page, name in named if name not in known} == set()
+    assert {(page, name) for page, name in named if name not in known_environment_names} == set()
 
 
 def test_names_that_look_like_settings_are_settings() -> None:

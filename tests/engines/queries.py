@@ -129,8 +129,8 @@ class Queries:
             ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._condition(columns, 'o')}"]
         )
         if rng.random() < 0.3:
-            shown = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
-            return f"SELECT o.*, {shown} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+            text = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
+            return f"SELECT o.*, {text} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
 
     def _comparison_query(self) -> str:
@@ -313,10 +313,10 @@ class Queries:
         columns = {
             name: (alias, kind) for alias, one in seen.items() for name, kind in TABLES[one].items() if "." not in name
         }
-        chosen = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
-        named = ", ".join(f"{columns[name][0]}.{name}" for name in chosen)
-        text = f"SELECT {named} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
-        return text, {name: columns[name][1] for name in chosen}
+        chosen_columns = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
+        named_text = ", ".join(f"{columns[name][0]}.{name}" for name in chosen_columns)
+        text = f"SELECT {named_text} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
+        return text, {name: columns[name][1] for name in chosen_columns}
 
     def _side(self, alias: str, column: str) -> str:
         """Return an operand of a join condition."""
@@ -379,11 +379,11 @@ class Queries:
             rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
             pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
             return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
-        found = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
-        if found is not None:
-            return f"NOT ({found})" if rng.random() < 0.15 else found
-        found = self._leaf(f"{alias}.{name}", kind)
-        return f"NOT ({found})" if rng.random() < 0.15 else found
+        function = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
+        if function is not None:
+            return f"NOT ({function})" if rng.random() < 0.15 else function
+        function = self._leaf(f"{alias}.{name}", kind)
+        return f"NOT ({function})" if rng.random() < 0.15 else function
 
     def _leaf(self, column: str, kind: str) -> str:
         rng = self._rng

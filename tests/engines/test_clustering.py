@@ -50,13 +50,13 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as made:
-        made.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
-        made.sql(
+    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+        new_rig.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
+        new_rig.sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
             f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
         )
-        yield made
+        yield new_rig
 
 
 # Tests that clustering does not change rows
@@ -235,10 +235,10 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
         "DELETE FROM {db}.busy WHERE day = 5",
         "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
     ):
-        stored = rig.files("busy")
+        files = rig.files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        left = rig.files("busy") - stored
+        left = rig.files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
         assert left <= live, "files that no snapshot names are deleted"
         assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
@@ -247,7 +247,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
 
 def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
-    before, stored = rig.rows("lossy"), rig.files("lossy")
+    before, files = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]
 
     def some(data: bytes) -> Any:
@@ -262,7 +262,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before
-    assert rig.files("lossy") == stored
+    assert rig.files("lossy") == files
 
 
 def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:

@@ -30,8 +30,8 @@ class Lake(SparkTables):
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as made:
-        yield made
+    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+        yield new_lake
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
     kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
     for step, kind in enumerate(kinds, 1):
         note = f"{mode}, step {step}, {kind}"
-        some = rng.sample(range(45), 6)
+        some_numbers = rng.sample(range(45), 6)
         match kind:
             case "upsert":
-                table = pa.table({"id": some, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
+                table = pa.table({"id": some_numbers, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=COPY_ON_WRITE)
-                given = dict.fromkeys(some, ("fr", step))
+                given = dict.fromkeys(some_numbers, ("fr", step))
             case "update":
-                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some)[1:-1]})")
-                given = {one: ("es", step) for one in some if one in was}
+                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})")
+                given = {one: ("es", step) for one in some_numbers if one in was}
             case "delete":
-                delete(lake.client, f"db.{name}", keys=pa.table({"id": some}), mode=COPY_ON_WRITE)
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=COPY_ON_WRITE)
                 given = {}
-                was = {one: row for one, row in was.items() if one not in some}
+                was = {one: row for one, row in was.items() if one not in some_numbers}
             case "merge":
-                listed = ", ".join(f"({one}, 'it', {step})" for one in some)
+                text = ", ".join(f"({one}, 'it', {step})" for one in some_numbers)
                 lake.sql(
-                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
-                given = dict.fromkeys(some, ("it", step))
+                given = dict.fromkeys(some_numbers, ("it", step))
         now = lake.read_lineage(name)
         (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
         assert now.keys() == was.keys() | given.keys(), note

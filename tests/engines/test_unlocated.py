@@ -51,9 +51,9 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
         )
         for step in range(steps):
-            some = rng.sample(range(60), 20)
-            upsert(client, "db.t", make_rows(some, 10 * step), keys=["id"], strategy=EQUALITY)
-            model |= dict.fromkeys(some, 10 * step)
+            some_numbers = rng.sample(range(60), 20)
+            upsert(client, "db.t", make_rows(some_numbers, 10 * step), keys=["id"], strategy=EQUALITY)
+            model |= dict.fromkeys(some_numbers, 10 * step)
             more = rng.sample(range(60), 5)
             merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
             spark.sql(
@@ -61,11 +61,11 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
             model |= dict.fromkeys(more, 10 * step + 1)
-            gone = rng.sample(range(60), 5)
-            delete(client, "db.t", keys=pa.table({"id": gone}), strategy=EQUALITY)
+            removed_numbers = rng.sample(range(60), 5)
+            delete(client, "db.t", keys=pa.table({"id": removed_numbers}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
             upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
-            model = {one: value for one, value in model.items() if one not in gone}
+            model = {one: value for one, value in model.items() if one not in removed_numbers}
             model |= dict.fromkeys(located, 10 * step + 2)
             # Many tasks run, and none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
@@ -79,8 +79,8 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            found = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
-            assert sorted(found) == sorted(model.items()), f"version {version}, step {step}"
+            actual_rows = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(actual_rows) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 
 

@@ -385,12 +385,12 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
     async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
             content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
-            begun = model.now()
-            entry = (begun, 1 << 60, content)
+            now = model.now()
+            entry = (now, 1 << 60, content)
             model.history.setdefault(path, []).append(entry)
             status, _, _ = await worker.send("DELETE" if content is None else "PUT", path, content)
             assert status in (200, 204)
-            model.history[path][model.history[path].index(entry)] = (begun, model.now(), content)
+            model.history[path][model.history[path].index(entry)] = (now, model.now(), content)
 
     async def read(worker: Worker, path: str) -> None:
         begun, method = model.now(), rng.choice(("GET", "GET", "GET", "HEAD"))

@@ -79,8 +79,8 @@ def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> Non
 def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
     raw = write_index_file(files_table(30))
     header = read_header(raw[-footer_size_bytes(raw[-12:], "a") :], len(raw), "a")
-    stored = raw[header.files_offset : header.files_offset + header.files_length]
-    assert contents(read_files(stored, header)) == contents(files_table(30))
+    stored_raw = raw[header.files_offset : header.files_offset + header.files_length]
+    assert contents(read_files(stored_raw, header)) == contents(files_table(30))
 
 
 def test_index_file_is_a_valid_puffin_file() -> None:

@@ -60,8 +60,8 @@ class Rig:
         return await self._stack.enter_async_context(indexes)
 
     async def file(self, path: Path) -> RegisteredIndexFile:
-        (found,) = [file for file in await self.table.files() if file.location == path.as_uri()]
-        return found
+        (actual_file,) = [file for file in await self.table.files() if file.location == path.as_uri()]
+        return actual_file
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def closure(names: Iterator[str]) -> set[str]:
             continue
         found.add(name)
         required = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        todo += [one for one in requirements(required) if is_installed(one)]
+        todo += [requirement for requirement in requirements(required) if is_installed(requirement)]
     return found
 
 
@@ -110,7 +110,7 @@ def modules_below(package: str) -> Iterator[str]:
 
 def modules_of(part: str) -> list[str]:
     packages = PARTS[part][1]
-    found = []
+    actual_names = []
     for package in packages:
         names = [package] if package == "seamark" else modules_below(package)
         for name in names:
@@ -118,8 +118,8 @@ def modules_of(part: str) -> list[str]:
                 continue
             if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO + COMMANDS_OF_SQL):
                 continue
-            found.append(name)
-    return found
+            actual_names.append(name)
+    return actual_names
 
 
 @pytest.mark.parametrize("part", PARTS)

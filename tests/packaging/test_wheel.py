@@ -110,8 +110,8 @@ def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
 def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, other_cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", wanted, other_cache, cwd=tmp_path)
+    expected = f"{wheel}[{extra}]" if extra else str(wheel)
+    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path)
     run(python, "-c", USES[extra], cwd=tmp_path)
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
         assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"

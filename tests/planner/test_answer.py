@@ -436,10 +436,10 @@ def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
     result = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
-    (told,) = result["delete-files"]
-    assert told["file-format"] == "puffin"
-    assert (told["content-offset"], told["content-size-in-bytes"]) == (4, 40)
-    assert told["referenced-data-file"] == "a"
+    (delete_file,) = result["delete-files"]
+    assert delete_file["file-format"] == "puffin"
+    assert (delete_file["content-offset"], delete_file["content-size-in-bytes"]) == (4, 40)
+    assert delete_file["referenced-data-file"] == "a"
 
 
 def metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:

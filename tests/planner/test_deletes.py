@@ -298,7 +298,7 @@ class Situation:
             if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
-    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held: ColumnMetrics) -> bool:
+    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
         required = key in self.required
 
         def may_hold_null(of: ColumnMetrics) -> bool:
@@ -307,18 +307,18 @@ class Situation:
         def only_null(of: ColumnMetrics) -> bool:
             return not required and of.nulls is not None and of.nulls == of.values
 
-        if may_hold_null(held) and may_hold_null(column_metrics):
+        if may_hold_null(held_metrics) and may_hold_null(column_metrics):
             return False
-        if (only_null(held) and not may_hold_null(column_metrics)) or (
-            only_null(column_metrics) and not may_hold_null(held)
+        if (only_null(held_metrics) and not may_hold_null(column_metrics)) or (
+            only_null(column_metrics) and not may_hold_null(held_metrics)
         ):
             return True
-        if None in (held.lower, held.upper, column_metrics.lower, column_metrics.upper):
+        if None in (held_metrics.lower, held_metrics.upper, column_metrics.lower, column_metrics.upper):
             return False
         kind = self.kinds[1][key]
-        return value_of(kind, held.lower) > value_of(kind, column_metrics.upper) or value_of(
+        return value_of(kind, held_metrics.lower) > value_of(kind, column_metrics.upper) or value_of(
             kind, column_metrics.lower
-        ) > value_of(kind, held.upper)
+        ) > value_of(kind, held_metrics.upper)
 
 
 def value_of(kind: str, data: bytes | None) -> Any:

@@ -229,12 +229,12 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
-        held = [await plan(planner, table, between(1, 25)) for table in tables]
+        held_plans = [await plan(planner, table, between(1, 25)) for table in tables]
         alive = blocks_alive(tmp_path)
         assert len(alive) == planner.stats().blocks == 9
         assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
         watch = [weakref.ref(block) for block in alive]
-        del alive, held
+        del alive, held_plans
         planner._views.budget_bytes = 0
         await plan(planner, tables[0], between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.

@@ -296,11 +296,11 @@ async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
             assert (answer.status == 429) is ("Retry-After" in answer.headers)
             return answer.status
 
-    held = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
-    await until(lambda: sum(task.done() for task in held) == 6)
+    held_tasks = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
+    await until(lambda: sum(task.done() for task in held_tasks) == 6)
     assert await ask("ron", "/v1/namespaces/db") == 200
     go.set()
-    assert sorted(await asyncio.gather(*held)) == [200] * 4 + [429] * 6
+    assert sorted(await asyncio.gather(*held_tasks)) == [200] * 4 + [429] * 6
 
 
 async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
@@ -322,12 +322,12 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     place.keep(50)
     with pytest.raises(TooManyRequests):
         place.keep(1)
-    others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    others[0].keep(0)  # The server reads the request as one with an empty body.
+    other_request_slots = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    other_request_slots[0].keep(0)  # The server reads the request as one with an empty body.
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
-    for one in (place, *others):
+    for one in (place, *other_request_slots):
         one.leave()
         one.leave()
     bounds.check_invariants()
@@ -372,10 +372,10 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 @pytest.mark.parametrize("who", ["nobody", "stranger"])
 async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, who: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
-    listed = routes()
-    assert len(listed) > 60
+    listed_routes = routes()
+    assert len(listed_routes) > 60
     seen = set()
-    for method, template, operation in listed:
+    for method, template, operation in listed_routes:
         path = template
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
             path = path.replace(f"{{{variable}}}", value)

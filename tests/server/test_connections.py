@@ -161,15 +161,15 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     assert isinstance(guard, Connections)
 
     def connect(number: int) -> Connection:
-        one = guard.create_connection()
-        one.address = "127.0.0.2"
-        assert guard.admit(one)
-        guard.record_header(one)
-        one._waiter, one._next_keepalive_close_time = (
+        connection = guard.create_connection()
+        connection.address = "127.0.0.2"
+        assert guard.admit(connection)
+        guard.record_header(connection)
+        connection._waiter, connection._next_keepalive_close_time = (
             loop.create_future(),
             float(number),
         )  # It has been idle since then.
-        return one
+        return connection
 
     all_of_them = [connect(number) for number in range(5_000)]
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.

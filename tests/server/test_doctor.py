@@ -174,13 +174,13 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
 
 
 def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
-    for spark, why in (
+    for spark, reason in (
         (f"http://127.0.0.1:{free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
     ):
         code, found = examine("--url", URL, "--spark", spark)
         assert code == 1
-        assert why in str(found[spark]["text"])
+        assert reason in str(found[spark]["text"])
     with spark_ui({}, "4.1.1", [], answer=b"[]") as url:
         assert "web interface" in str(examine("--url", URL, "--spark", url)[1][url]["text"])
 

@@ -93,12 +93,12 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     await server.get("/nothing/here")
     await server.components.audit.flush()
     records = await server.components.store.audit(None, 100)
-    assert [(one.who, one.action, one.outcome, one.status) for one in records] == [
+    assert [(record.who, record.action, record.outcome, record.status) for record in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),
         ("anonymous", "listNamespaces", "denied", 401),
     ]
-    assert [one.request_id for one in records[:2]] == ["by-reader", "by-admin"]
+    assert [record.request_id for record in records[:2]] == ["by-reader", "by-admin"]
     assert records[0].resource == "/v1/namespaces"
     assert records[0].remote == "127.0.0.1"
 

@@ -47,8 +47,8 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
         for number in range(20):
             clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        kept = await server.components.store.metrics_reports(uuid, None, 100)
-        assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
+        kept_metrics_reports = await server.components.store.metrics_reports(uuid, None, 100)
+        assert [one.snapshot_id for one in kept_metrics_reports] == [15, 16, 17, 18, 19]
         assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 
@@ -120,8 +120,8 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
 
         async def plan(number: int) -> int | None:
             answer = await api("POST", f"{path}/plan-tables", {"predicate": f"id < {number}"}, headers=headers)
-            found: int | None = answer.json.get("plan-snapshot-id")
-            return found
+            plan_snapshot_id: int | None = answer.json.get("plan-snapshot-id")
+            return plan_snapshot_id
 
         async def lease(ids: list[int | None], lease_s: int) -> int:
             body = {"snapshot-ids": ids, "lease-s": lease_s}

@@ -54,12 +54,12 @@ _PLURAL = re.compile(
 def test_every_command_counts_with_show_count() -> None:
     """Otherwise a user with a small first table would see "1 files"."""
     folder = Path(terminal.__file__).parent
-    found = {
+    actual = {
         path.name: matches
         for path in sorted(folder.rglob("*.py"))
-        if (matches := [one for one in _PLURAL.findall(path.read_text()) if one.split(":,")[0] not in _LIMITS])
+        if (matches := [match for match in _PLURAL.findall(path.read_text()) if match.split(":,")[0] not in _LIMITS])
     }
-    assert found == {}
+    assert actual == {}
 
 
 _LIMITS = ("{TABLE_ROWS_MAX", "{request.rows_max")

@@ -22,9 +22,9 @@ SILENT = 30
 
 def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     """Return an authority, and the settings of a server with its certificate."""
-    made = Authority(folder)
-    made.issue("server")
-    return made, {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
+    new_authority = Authority(folder)
+    new_authority.issue("server")
+    return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
 
 
 async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:

@@ -75,8 +75,8 @@ async def test_workers_use_the_keys_of_the_servers_aws_profile(
 
     The worker does not need a profile.
     """
-    given = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
-    (tmp_path / "keys.json").write_text(given)
+    text = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
+    (tmp_path / "keys.json").write_text(text)
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")

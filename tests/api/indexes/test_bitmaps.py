@@ -145,7 +145,7 @@ async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
         assert answer.status == 200, answer.raw
         found += answer.json["files"]
-        assert answer.json["exact"] == all(one["exact"] for one in answer.json["files"])
+        assert answer.json["exact"] == all(file["exact"] for file in answer.json["files"])
         token = answer.json["next-page-token"]
         if token is None:
             return found
@@ -175,7 +175,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
-    stored = await create_indexed_table(api, rng)
+    indexed_table = await create_indexed_table(api, rng)
     seen: Counter[str] = Counter()
     for _ in range(25):
         tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
@@ -184,18 +184,20 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
             ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
-            answer = {one["file-path"]: one for one in await pages(api, {**body, "rows": form, "limit": 2})}
-            for file in stored.snapshots[-1].data:
+            answer = {page["file-path"]: page for page in await pages(api, {**body, "rows": form, "limit": 2})}
+            for file in indexed_table.snapshots[-1].data:
                 rows = rows_of(file)
-                wanted = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
+                expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
                 reported = answer.get(file.path)
-                got = set() if reported is None else decode_rows(reported["rows"])
+                actual_rows = set() if reported is None else decode_rows(reported["rows"])
                 if reported is None or reported["exact"]:
-                    assert all(got == one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                    assert all(actual_rows == one for one in expected), f"seed {seed}: {body} in {file.path}"
                 else:
-                    assert got is None or all(got >= one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                    assert actual_rows is None or all(actual_rows >= one for one in expected), (
+                        f"seed {seed}: {body} in {file.path}"
+                    )
                 if reported is not None:
-                    assert reported["count"] == (None if got is None else len(got))
+                    assert reported["count"] == (None if actual_rows is None else len(actual_rows))
                     assert reported["record-count"] == len(rows)
                 seen["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
     assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
@@ -204,21 +206,21 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
-    stored = await a_table(api, rng, version=version, partitioned=version == 2)
-    data = stored.snapshots[-1].data
-    await stored.index("by_id", "bitmap", ["id"], data)
-    for snapshot in stored.snapshots:
-        live = stored.live_rows(snapshot)
+    table = await a_table(api, rng, version=version, partitioned=version == 2)
+    data = table.snapshots[-1].data
+    await table.index("by_id", "bitmap", ["id"], data)
+    for snapshot in table.snapshots:
+        live = table.live_rows(snapshot)
         for at in rng.sample(range(40), 4):
             body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
-            kept = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True})}
-            every = {one["file-path"]: one for one in await pages(api, body)}
+            kept = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
+            every = {page["file-path"]: page for page in await pages(api, body)}
             for file in snapshot.data:
-                wanted = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
-                alive = {n for path, n, row in live if path == file.path and n in wanted}
-                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == wanted
+                expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
+                alive = {n for path, n, row in live if path == file.path and n in expected}
+                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == expected
                 assert (decode_rows(kept[file.path]["rows"]) if file.path in kept else set()) == alive
-            assert all(one["exact"] and one["undecided"] == 0 for one in kept.values())
+            assert all(value["exact"] and value["undecided"] == 0 for value in kept.values())
 
 
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
@@ -232,11 +234,11 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
         about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
         assert (about["snapshot-id"], about["meaning"], about["exact"]) == ("1", "sql", "false")
         assert json.loads(about["not-used"]) == []
-        for one, row in zip(plain["files"], table.to_pylist(), strict=True):
+        for file, row in zip(plain["files"], table.to_pylist(), strict=True):
             rows = row["rows"]
-            got = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
-            assert got == decode_rows(one["rows"])
-            assert (row["file_path"], row["count"], row["exact"]) == (one["file-path"], one["count"], one["exact"])
+            actual_rows = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
+            assert actual_rows == decode_rows(file["rows"])
+            assert (row["file_path"], row["count"], row["exact"]) == (file["file-path"], file["count"], file["exact"])
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_inexact(api: Api) -> None:
@@ -244,7 +246,7 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
     await create_indexed_table(api, rng)
     answer = (await api("POST", BITMAP, {"where": "id = 3 AND length(name) = 1"})).json
     assert answer["not-used"] == ["LENGTH(name) = 1"]
-    assert not any(one["exact"] for one in answer["files"])
+    assert not any(file["exact"] for file in answer["files"])
     assert not (await api("POST", BITMAP, {"where": "id < 5.5 AND price = 1.5"})).json["not-used"]
 
 
@@ -253,7 +255,7 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await stored.commit(files)
     await stored.index("by_id", "bitmap", ["id"], files[:1])
-    found = {one["file-path"]: one for one in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
+    found = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
     assert decode_rows(found[files[0].path]["rows"]) == {3}
     reported = found[files[1].path]
     assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
@@ -305,7 +307,7 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
     assert {name for name, _ in done} == {"parse_now", "parse_expression", "bind"}
     assert threading.get_ident() not in {thread for _, thread in done}, "the event loop's, which is this one"
-    assert [one["file-path"] for one in answer.json["files"]] == [path]
+    assert [file["file-path"] for file in answer.json["files"]] == [path]
 
 
 @contextmanager
@@ -393,12 +395,12 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     lost = [(path, at) for path, positions in gone.items() for at in positions]
     await stored.commit(deletes=[stored.position_deletes(lost)])
     for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
-        found = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True, "limit": 2})}
+        found = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
-            wanted = set(range(first, rows)) - gone[file.path]
-            assert decode_rows(found[file.path]["rows"]) == wanted
-            assert found[file.path]["count"] == len(wanted)
+            expected = set(range(first, rows)) - gone[file.path]
+            assert decode_rows(found[file.path]["rows"]) == expected
+            assert found[file.path]["count"] == len(expected)
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
@@ -430,13 +432,13 @@ async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -
     await stored.commit([stored.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
     other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
     assert "start again" in other.error[2]
-    found = list(first["files"])
+    actual_files = list(first["files"])
     token = first["next-page-token"]
     while token:
         page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
         assert page["snapshot-id"] == 1
-        found, token = found + page["files"], page["next-page-token"]
-    assert [one["file-path"] for one in found] == [file.path for file in files]
+        actual_files, token = actual_files + page["files"], page["next-page-token"]
+    assert [one["file-path"] for one in actual_files] == [file.path for file in files]
 
 
 async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:

@@ -87,26 +87,30 @@ async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
 
 
 def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> list[Any]:
-    made: list[Any] = []
+    equality_deletes: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
-    taken = {delete.referenced for one in stored.snapshots[-1:] for delete in one.deletes if delete.is_vector}
+    taken = {delete.referenced for snapshot in stored.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector}
     for part in (1, 2):
         mine = [file for file in live if not stored.partitioned or file.partition == (part,)]
-        chosen = [file for file in mine if rng.random() < 0.5]
-        if not chosen:
+        chosen_files = [file for file in mine if rng.random() < 0.5]
+        if not chosen_files:
             continue
         if stored.version > 2:
-            fresh = {file.path: spots[file.path] for file in chosen if file.path not in taken}
+            fresh = {file.path: spots[file.path] for file in chosen_files if file.path not in taken}
             taken |= set(fresh)
-            made += stored.vectors(fresh, part)
+            equality_deletes += stored.vectors(fresh, part)
         else:
-            made.append(stored.position_deletes([(file.path, at) for file in chosen for at in spots[file.path]], part))
-            one = rng.choice(chosen)
-            made.append(stored.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True))
+            equality_deletes.append(
+                stored.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)
+            )
+            one = rng.choice(chosen_files)
+            equality_deletes.append(
+                stored.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True)
+            )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [some_row(rng, part) for _ in range(3)]
-        made.append(stored.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
-    return made
+        equality_deletes.append(stored.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+    return equality_deletes
 
 
 @pytest.mark.each_pair
@@ -118,14 +122,14 @@ async def test_lookups_equal_scans_in_every_snapshot(
 ) -> None:
     for seed in range(examples(2)):
         rng = random.Random(f"{seed} {version} {partitioned} {columns}")
-        stored = await a_table(api, rng, version=version, partitioned=partitioned)
-        ids = [("id", "name", "price", "part").index(one) + 1 for one in columns]
-        await stored.index("keys", "record", columns, stored.snapshots[-1].data, parts=2)
-        for snapshot in stored.snapshots:
+        table = await a_table(api, rng, version=version, partitioned=partitioned)
+        ids = [("id", "name", "price", "part").index(column) + 1 for column in columns]
+        await table.index("keys", "record", columns, table.snapshots[-1].data, parts=2)
+        for snapshot in table.snapshots:
             rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
             answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
-            expected = expected_rows(stored, snapshot, keys, ids)
+            expected = expected_rows(table, snapshot, keys, ids)
             assert found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
             assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
@@ -141,21 +145,21 @@ async def two_files(api: Api, **options: Any) -> tuple[Stored, list[Any]]:
 
 async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> None:
     rng = random.Random(5)
-    stored = await a_table(api, rng)
-    await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data)
+    stored_table = await a_table(api, rng)
+    await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
     keys = [some_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
-        found = await ask_arrow(api, table, query)
-        expected = expected_rows(stored, stored.snapshots[-1], keys, (1, 2))
-        columns = [found.column(name).to_pylist() for name in ("key", "file_path", "position")]
+        arrow = await ask_arrow(api, table, query)
+        expected = expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
+        columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
         assert len(expected) > 100
-        about = {name.decode(): value.decode() for name, value in found.schema.metadata.items()}
+        about = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
         assert (about["index"], about["keys"], about["complete"]) == ("keys", "1000", "true")
         assert about["missing"] == str(len(keys) - len({one[0] for one in expected}))
-    assert set(found.column("partition").to_pylist()) == {"{}"}
+    assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
@@ -219,7 +223,9 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
     answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
     assert answer["undecided"] == 1
-    assert [(one["file-path"], "-0.0" in one["problem"]) for one in answer["problems"]] == [(file.path, True)]
+    assert [(problem["file-path"], "-0.0" in problem["problem"]) for problem in answer["problems"]] == [
+        (file.path, True)
+    ]
 
 
 @pytest.mark.each_value
@@ -229,12 +235,12 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     stored, files = await two_files(api, version=3 if kind == "vector" else 2)
     await stored.index("keys", "record", ["id"], files)
     if kind == "vector":
-        made = stored.vectors({files[0].path: {5}})
+        vectors = stored.vectors({files[0].path: {5}})
     elif kind == "positions":
-        made = [stored.position_deletes([(files[0].path, 5)], named=True)]
+        vectors = [stored.position_deletes([(files[0].path, 5)], named=True)]
     else:
-        made = [stored.equality_deletes([1], [(5,)])]
-    path = Path(made[0].path.removeprefix("file://"))
+        vectors = [stored.equality_deletes([1], [(5,)])]
+    path = Path(vectors[0].path.removeprefix("file://"))
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -243,12 +249,12 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     elif damage == "flipped":
         path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:] if kind == "vector" else b"PAR2" * len(data))
     else:
-        made = [replace(one, format="ORC", content_offset=None) for one in made]
-    await stored.commit(deletes=made)
+        vectors = [replace(one, format="ORC", content_offset=None) for one in vectors]
+    await stored.commit(deletes=vectors)
     answer = await ask(api, [5, 6, 105], index="keys")
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
-    assert answer["problems"][0]["file-path"] == made[0].path
+    assert answer["problems"][0]["file-path"] == vectors[0].path
     assert answer["undecided"] == len([one for one in doubtful if one[1]])
 
 
@@ -342,11 +348,11 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit applies to all batches together. During the lookup, the values count as bytes of the body."""
-    kept: list[int] = []
+    kept_sizes: list[int] = []
     keep = RequestSlot.keep
 
     def record_size(slot: RequestSlot, size: int) -> None:
-        kept.append(size)
+        kept_sizes.append(size)
         keep(slot, size)
 
     monkeypatch.setattr(RequestSlot, "keep", record_size)
@@ -360,14 +366,14 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = stream(keys)
             assert len(body) < 100_000
-            kept.clear()
+            kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
             if refused:
                 assert answer.error[0] == 413, answer.raw
                 assert "With a value for each row the keys take 1,2" in answer.error[2]
             else:
                 assert answer.json["missing"] == list(range(100))
-                assert sum(kept) >= 100 * 4096
+                assert sum(kept_sizes) >= 100 * 4096
 
 
 def test_values_shared_on_two_levels_count_for_each_row() -> None:
@@ -431,10 +437,10 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     await stored.commit(deletes=[stored.position_deletes(gone)])
     await stored.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
-    found = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
+    arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
     there = ids < 600_000
     alive = np.flatnonzero(there & ((ids // 4) % 1000 != 0))
-    assert np.array_equal(found.column("key").to_numpy(), alive)
-    assert np.array_equal(found.column("position").to_numpy(), ids[alive] // 4)
+    assert np.array_equal(arrow.column("key").to_numpy(), alive)
+    assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}
-    assert [numbers[path] for path in found.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()
+    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()

@@ -161,10 +161,10 @@ def joins() -> Iterator[BadInput]:
         return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
 
     def nested_joins(depth: int) -> dict[str, Any]:
-        made = join()
+        text = join()
         for _ in range(depth - 1):
-            made = join(joins=[made])
-        return made
+            text = join(joins=[text])
+        return text
 
     yield ask("one that is not in a list", join())
     yield ask("one that is a number", [1])

@@ -76,12 +76,12 @@ async def test_cancelled_plan_is_not_continued(planned: Api, monkeypatch: pytest
     slow = Slow(monkeypatch, 10_000_000)
     plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
     monkeypatch.setattr(planning, "POLL_S", 20)
-    asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
+    task = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
     # The answer is not "cancelled", because another client may have the same plan. A client that has cancelled does not
     # poll.
-    assert (await asked).json == {"status": "submitted"}
+    assert (await task).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
     assert slow.made == 0
@@ -106,11 +106,11 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         rita, ron = [(await send_as(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
         assert rita == ron
         monkeypatch.setattr(planning, "POLL_S", 60)
-        asked = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
+        task = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
         slow.go.set()
-        done = await asked
+        done = await task
         assert done.json["status"] == "completed"
         assert numbers(done) == [0, 1, 2]
 

@@ -174,12 +174,15 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
     Check that the residuals of each answer have at most `residual_bytes` bytes.
     """
     assert answer.status == 200, answer.raw
-    found = answer.json["file-scan-tasks"]
-    assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
+    file_scan_tasks = answer.json["file-scan-tasks"]
+    assert (
+        len(file_scan_tasks) < 2
+        or sum(len(json.dumps(one["residual-filter"])) for one in file_scan_tasks) < residual_bytes
+    )
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)
-        found = found + await fetch_tasks(api, page, headers, residual_bytes)
-    return found
+        file_scan_tasks = file_scan_tasks + await fetch_tasks(api, page, headers, residual_bytes)
+    return file_scan_tasks
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ async def test_declined_request_is_planned_again_after_a_commit(planned: Api) ->
     assert await plan(planned, **asked) == declined
     assert (declined["files"], declined["considered-files"]) == (20, 30)
     await append(planned, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    made = await plan(planned, **asked)
-    assert (made["files"], made["considered-files"], made["name"] is not None) == (20, 60, True)
+    new_plan = await plan(planned, **asked)
+    assert (new_plan["files"], new_plan["considered-files"], new_plan["name"] is not None) == (20, 60, True)
 
 
 async def test_declined_request_is_planned_again_for_a_larger_share_of_files(planned: Api) -> None:

@@ -65,9 +65,9 @@ async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
     same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
     assert all(loaded["metadata"][key] == view["metadata"][key] for key in same)
     (version_of,) = loaded["metadata"]["versions"]
-    (stored,) = view["metadata"]["versions"]
-    del version_of["representations"], stored["representations"]
-    assert version_of == stored
+    (stored_version,) = view["metadata"]["versions"]
+    del version_of["representations"], stored_version["representations"]
+    assert version_of == stored_version
     assert (await late("HEAD", f"{VIEWS}/{name}")).status == 204
     assert (await late("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
 
@@ -248,8 +248,8 @@ async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: L
 async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
     await late.view(**{"view-version": version()})
     name = await make_plan_view(late)
-    listed = (await late("GET", VIEWS)).json["identifiers"]
-    assert [one["name"] for one in listed] == ["v"]
+    identifiers = (await late("GET", VIEWS)).json["identifiers"]
+    assert [one["name"] for one in identifiers] == ["v"]
     assert (await late("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
     assert (await late("DELETE", f"{VIEWS}/{name}")).status == 400
     renaming = {
@@ -281,8 +281,8 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         "nobody": [],
     }
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name, given in grants.items():
-            secrets[name] = await create_token(store, clock, name, None, given)
+        for name, grant in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, grant)
     async with running(tmp_path, auth="token") as server:
         who = {name: As(server, secret) for name, secret in secrets.items()}
         root = who["root"]

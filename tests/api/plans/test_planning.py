@@ -480,15 +480,15 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "version", "wanted", "mode"), MODES)
+@pytest.mark.parametrize(("setting", "version", "expected", "mode"), MODES)
 async def test_clients_learn_for_each_table_who_plans(
-    tmp_path: Path, setting: str, version: int, wanted: str | None, mode: str
+    tmp_path: Path, setting: str, version: int, expected: str | None, mode: str
 ) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         properties = {"format-version": str(version)}
-        if wanted is not None:
-            properties["seamark.scan-planning-mode"] = wanted
+        if expected is not None:
+            properties["seamark.scan-planning-mode"] = expected
         created = await api.table(properties=properties)
         assert created["config"]["scan-planning-mode"] == mode
         assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode

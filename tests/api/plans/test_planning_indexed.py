@@ -48,15 +48,19 @@ async def paged(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def index(api: Api, chosen: range) -> Path:
+async def index(api: Api, chosen_range: range) -> Path:
     """Build and register an index file of these data files."""
     build = await begin(api)
     term = Term(1, "id", "identity", "long", "long")
-    files = [tens(FILES)[number] for number in chosen]
-    listed = [ListedFile(one.path, one.size, one.record_count) for one in files]
-    built = [bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen]
-    data = b"".join(encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
-    said = write(build, f"{chosen.start}-{chosen.stop}.puffin", data)
+    files = [tens(FILES)[number] for number in chosen_range]
+    listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
+    built = [
+        bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
+    ]
+    data = b"".join(
+        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+    )
+    said = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
     answer = await register(api, build, said)
     assert answer.status == 200, answer.raw
     return Path(said["location"].removeprefix("file://"))
@@ -85,14 +89,14 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paged:
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     assert len(tokens) == 3
-    found = await page(paged, tokens[0])
-    assert found == [0, 3, 6, 9]
+    actual_page = await page(paged, tokens[0])
+    assert actual_page == [0, 3, 6, 9]
     registry, uuid = paged.server.components.indexes.registry, (await begin(paged))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
-        found += await page(paged, token)
-    assert len(set(found)) == len(found) > len(WANTED)
-    assert set(WANTED) <= set(found)
+        actual_page += await page(paged, token)
+    assert len(set(actual_page)) == len(actual_page) > len(WANTED)
+    assert set(WANTED) <= set(actual_page)
     assert (await load_index(paged))["quarantined"] == 1
     again = await asyncio.gather(*(page(paged, token) for token in tokens))
     assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]

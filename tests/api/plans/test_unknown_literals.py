@@ -77,8 +77,8 @@ def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filte
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
-    with Seamark(tmp_path_factory.mktemp("infinities")) as made:
-        yield made
+    with Seamark(tmp_path_factory.mktemp("infinities")) as seamark:
+        yield seamark
 
 
 def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
@@ -116,13 +116,14 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
             modes[mode] = catalog.load_table(name)
     rng, widened = random.Random(first_seed()), 0
     for _ in range(25):
-        given = condition(rng)
+        input_condition = condition(rng)
         found = {
-            mode: Counter(opened.scan(row_filter=given).to_arrow()["id"].to_pylist()) for mode, opened in modes.items()
+            mode: Counter(opened.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
+            for mode, opened in modes.items()
         }
-        assert found["server"] == found["client"], given
+        assert found["server"] == found["client"], input_condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
-        if "inf" in repr(given):
+        if "inf" in repr(input_condition):
             widened += 1
-            assert modes["server"].scan(row_filter=given).count() == found["server"].total(), given
+            assert modes["server"].scan(row_filter=input_condition).count() == found["server"].total(), input_condition
     assert widened

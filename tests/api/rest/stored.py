@@ -80,15 +80,15 @@ class Stored(LiveTable):
         Args:
             named: The deletes are for one data file, and the bounds of the delete file contain its path.
         """
-        listed = sorted(positions)
+        listed_positions = sorted(positions)
         path = self.path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
-        referenced = listed[0][0] if named else None
+        referenced = listed_positions[0][0] if named else None
         return DeleteFile(
-            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed), path.stat().st_size, {},
-            referenced=referenced, positions=frozenset(listed),
+            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed_positions), path.stat().st_size, {},
+            referenced=referenced, positions=frozenset(listed_positions),
         )  # fmt: skip
 
     def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
@@ -103,7 +103,7 @@ class Stored(LiveTable):
         return [
             DeleteFile(
                 f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
-                content_offset=offset, content_size=length, positions=frozenset((name, one) for one in rows),
+                content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
             for name, rows, offset, length in found
         ]  # fmt: skip

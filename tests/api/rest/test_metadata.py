@@ -105,12 +105,12 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lakes: Api, 
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
         files = await list_all(lakes, f"{path}/files", "files")
-        for one in random.Random(seed).sample(files, min(len(files), 4)):
-            prefix = quote(json.dumps(one["partition"]))
-            found = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
-            wanted = [item for item in files if one["partition"].items() <= item["partition"].items()]
-            assert found == wanted, f"seed {seed}: {one['partition']}"
-            narrowed += len(wanted) < len(files)
+        for file in random.Random(seed).sample(files, min(len(files), 4)):
+            prefix = quote(json.dumps(file["partition"]))
+            actual = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
+            assert actual == expected, f"seed {seed}: {file['partition']}"
+            narrowed += len(expected) < len(files)
     assert narrowed > 5
 
 
@@ -254,19 +254,21 @@ async def test_page_of_an_expired_snapshot_is_rejected(table: Api) -> None:
 async def test_arrow_pages_have_their_token(table: Api) -> None:
     first = table_of(await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
     token = first.schema.metadata[b"next-page-token"].decode()
-    rest = table_of(
+    remaining_table = table_of(
         await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
     whole = await list_all(table, f"{T}/stats/id", "stats")
-    assert pa.concat_tables([first, rest]).column("lower_bound").to_pylist() == [one["lower-bound"] for one in whole]
-    assert (first.num_rows, rest.num_rows) == (4, 3)
-    assert b"next-page-token" not in rest.schema.metadata
+    assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
+        one["lower-bound"] for one in whole
+    ]
+    assert (first.num_rows, remaining_table.num_rows) == (4, 3)
+    assert b"next-page-token" not in remaining_table.schema.metadata
 
 
 async def test_statistics_are_requested_by_column_name(table: Api) -> None:
-    found = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
-    assert [omit_keys(one, "column-size") for one in found] == [
+    stats = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
+    assert [omit_keys(one, "column-size") for one in stats] == [
         {
             "file-path": "file:///t/0.parquet",
             "lower-bound": "a",

@@ -209,8 +209,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
     for who in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
             answer = await house(who, "GET", f"/api/v1/tables/db/t/timeline{ending}")
-            renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
-            seen[who, ending] = [one["summary"].get("to") for one in renames]
+            renames = [instant for instant in answer.json["instants"] if instant["action"] == "rename"]
+            seen[who, ending] = [rename["summary"].get("to") for rename in renames]
             assert who == "root" or b"hidden" not in answer.raw
     assert {tuple(expected) for (who, _), expected in seen.items() if who == "root"} == {("other.hidden",)}
     assert {tuple(expected) for (who, _), expected in seen.items() if who == "rita"} == {(None,)}
@@ -222,8 +222,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
 async def test_timeline_shows_a_new_name_that_its_reader_may_see(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
-    listed = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
-    assert [one["summary"]["to"] for one in listed] == ["db.new"]
+    instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
+    assert [one["summary"]["to"] for one in instants] == ["db.new"]
 
 
 async def _stream_of(house: House, who: str, path: str) -> bytes:

@@ -117,7 +117,10 @@ async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
 async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_and_types(api: Api) -> None:
     await api.table()
     sent = append(7)
-    for each, name in [*((one, "type") for one in sent["requirements"]), *((one, "action") for one in sent["updates"])]:
+    for each, name in [
+        *((requirement, "type") for requirement in sent["requirements"]),
+        *((one, "action") for one in sent["updates"]),
+    ]:
         each[name] = each[name].upper()
     answers = [await api("POST", f"{TABLES}/t", body) for body in (sent, sent, append(7))]
     assert [answer.status for answer in answers] == [200] * 3
@@ -215,8 +218,8 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     }
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
-    kept = await api.server.components.store.metrics_reports(uuid, None, 10)
-    assert [one.report for one in kept] == [report]
+    kept_metrics_reports = await api.server.components.store.metrics_reports(uuid, None, 10)
+    assert [one.report for one in kept_metrics_reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
@@ -256,11 +259,11 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     A long filter is read in a thread.
     """
     threads: list[int] = []
-    kept = column_reads.read_of_report
+    kept_read_of_report = column_reads.read_of_report
 
     def read_of_report(*args: Any) -> Any:
         threads.append(threading.get_ident())
-        return kept(*args)
+        return kept_read_of_report(*args)
 
     monkeypatch.setattr(tables, "read_of_report", read_of_report)
     await api.table("other")

@@ -58,9 +58,9 @@ async def test_rename_to_a_taken_name_or_a_missing_namespace_is_rejected(api: Ap
     await api.table("a")
     await api.view("v")
     source = {"namespace": ["db"], "name": "a"}
-    for namespace, name, wanted in (
+    for namespace, name, expected in (
         ("db", "v", (409, "AlreadyExistsException")),
         ("none", "a", (404, "NoSuchNamespaceException")),
     ):
         body = {"source": source, "destination": {"namespace": [namespace], "name": name}}
-        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == wanted
+        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == expected

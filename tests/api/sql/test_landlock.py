@@ -60,4 +60,4 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
         "read inside": "done",
         "thread: read inside": "done",
     }
-    assert {what for what in reported.values() if what != "done"} == {"PermissionError"}
+    assert {value for value in reported.values() if value != "done"} == {"PermissionError"}

@@ -55,7 +55,7 @@ class Site:
 
 def workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
-    parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
+    parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _arguments(child)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
 
@@ -178,10 +178,10 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 
 async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
-    for statement, status, why in REFUSED:
+    for statement, status, reason in REFUSED:
         answer = await site.sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
-        assert why in answer.json["error"]["message"], statement
+        assert reason in answer.json["error"]["message"], statement
     headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
     for body in BODIES:
         assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
@@ -253,14 +253,14 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
         assert (await site.sql("rita", "SELECT 1")).status == 429
         assert (await site.sql("wendy", "SELECT 1")).status == 200
         await until(lambda: len(workers()) == 1)
-        others = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
+        other_task = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
         for who in ("rita", "root"):  # Each caller has its own ids.
             headers = {"Authorization": f"Bearer {site.tokens[who]}"}
             assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
-        for task in (long, others):
+        for task in (long, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
         await until(lambda: not workers())
 
@@ -314,9 +314,9 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
         await until(lambda: len(workers()) == 1)
         (worker,) = workers()
-        seen = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
-        assert b"the-secret" not in seen
-        assert b"SEAMARK_S3" not in seen
+        text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
+        assert b"the-secret" not in text
+        assert b"SEAMARK_S3" not in text
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
         await until(lambda: _file_size_limits(worker) == [["0", "0"]])
@@ -358,16 +358,16 @@ async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None
     async def audit_records() -> list[Any]:
         answer = await site.api("GET", "/api/v1/audit?limit=100", headers=headers)
         return [
-            one
-            for one in answer.json["records"]
-            if one["request-id"].startswith("audited-") and one["action"] == "runStatement"
+            record
+            for record in answer.json["records"]
+            if record["request-id"].startswith("audited-") and record["action"] == "runStatement"
         ]
 
     async with asyncio.timeout(60):
-        while len(found := await audit_records()) < 2:
+        while len(actual_audit_records := await audit_records()) < 2:
             await asyncio.sleep(0.05)
-    assert {(one["who"], one["status"]) for one in found} == {("rita", 200), ("olga", 403)}
-    assert "count" not in json.dumps(found)
+    assert {(one["who"], one["status"]) for one in actual_audit_records} == {("rita", 200), ("olga", 403)}
+    assert "count" not in json.dumps(actual_audit_records)
 
 
 async def test_statement_token_allows_only_reading(site: Site) -> None:

@@ -88,9 +88,9 @@ class History:
         metadata = await load(self.it)
         files = self.model.branches["main"]
         if files:
-            gone = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.it, Appender(metadata).commit({}, gone))
-            for path in gone:
+            removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
+            await commit(self.it, Appender(metadata).commit({}, removed_files))
+            for path in removed_files:
                 del files[path]
 
     async def branch(self) -> None:

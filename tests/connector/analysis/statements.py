@@ -43,17 +43,17 @@ class Statements(Comparisons):
 
     def make_tables(self) -> list[str]:
         """Return the statements that create the tables in DuckDB."""
-        made = []
+        statements = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
             columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
             self.tables.append(Stored(name, columns))
             typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
-            made.append(f"CREATE TABLE {quoted(name)} ({typed})")
+            statements.append(f"CREATE TABLE {quoted(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
-                made.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
-        return made
+                statements.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
+        return statements
 
     # Queries
 
@@ -181,9 +181,9 @@ class Statements(Comparisons):
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
-        named_keys = [self.reference(one, scope) for one in keys]
+        named_keys = [self.reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
-        columns = [(f"g{number}", one.kind) for number, one in enumerate(keys)]
+        columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
         if able and self.chance(0.5):
@@ -201,9 +201,9 @@ class Statements(Comparisons):
             text += f" GROUP BY {self.rng.choice([every, numbers, *sets, *self.other_groups])}"
         if self.chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
-            conditions += [self.comparison(one, [*keys]) for one in keys if self.can_name(one, scope)] * 2
+            conditions += [self.comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
             word = self.rng.choice(["AND", "AND", "OR"])
-            text += f" HAVING {f' {word} '.join(f'({one})' for one in self.rng.sample(conditions, 2))}"
+            text += f" HAVING {f' {word} '.join(f'({condition})' for condition in self.rng.sample(conditions, 2))}"
         return text, columns
 
     def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
@@ -225,8 +225,8 @@ class Statements(Comparisons):
             counted += [
                 f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
             ]
-            found = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
-            items.append(f"coalesce({found}, 0) + {number} AS n{number}")
+            text = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
+            items.append(f"coalesce({text}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
         ]
@@ -237,9 +237,9 @@ class Statements(Comparisons):
         The rows are ordered by all columns, so the first row is always the same.
         """
         table = self.rng.choice(self.tables)
-        names = [quoted(one) for one in table.columns]
+        names = [quoted(column) for column in table.columns]
         keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
-        order = ", ".join(f"{one} {self.rng.choice(['', 'DESC'])} NULLS LAST" for one in names)
+        order = ", ".join(f"{name} {self.rng.choice(['', 'DESC'])} NULLS LAST" for name in names)
         function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
         number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
         if self.chance(0.2):
@@ -318,10 +318,10 @@ class Statements(Comparisons):
 
         Some queries join the rows, group them, or return only the first of them.
         """
-        found = self.correlated_pair(scope, named)
-        if found is None:
+        correlated_pair = self.correlated_pair(scope, named)
+        if correlated_pair is None:
             return None
-        table, name, away = found
+        table, name, away = correlated_pair
         own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spelled(table.name)} AS qq", own
         if self.chance(0.4):
@@ -346,10 +346,10 @@ class Statements(Comparisons):
 
     def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
-        found = self.correlated_pair(scope, named)
-        if found is None:
+        correlated_pair = self.correlated_pair(scope, named)
+        if correlated_pair is None:
             return None
-        table, name, away = found
+        table, name, away = correlated_pair
         own = [Column(name, table.columns[name], "qq")]
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
         return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
@@ -427,7 +427,7 @@ class Statements(Comparisons):
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
         else:
             hidden = {one.name.lower() for one in named}
-            able = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
+            able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
             one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
             columns = list(one.columns.items())
             text = self.spelled(one.name)
@@ -485,8 +485,8 @@ class Statements(Comparisons):
         if self.chance(0.2):
             inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind, able[0].kind])
             pair = [self.reference(one, scope), self.reference(able[0], scope)]
-            there = " AND ".join(f"{name} IS NOT NULL" for name in pair)
-            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {there}"
+            text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
+            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
         inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind])
         if self.chance(0.2):
             return f"{self.reference(one, scope)} = ANY ({inner})"
@@ -503,23 +503,23 @@ class Statements(Comparisons):
             return f"{self.reference(one, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
 
-    def extreme_comparison(self, one: Column, name: str, named: list[Stored]) -> str | None:
+    def extreme_comparison(self, column: Column, name: str, named: list[Stored]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
         fitting column.
         """
-        extremes = [self.extreme(one.kind, named) for _ in range(2)]
+        extremes = [self.extreme(column.kind, named) for _ in range(2)]
         if extremes[0] is None:
             return None
         op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        low, high = (extremes[0] if self.chance(0.5) else self.literal(one.kind), extremes[1])
+        low, high = (extremes[0] if self.chance(0.5) else self.literal(column.kind), extremes[1])
         return self.rng.choice(
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
 
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
         """Return a subquery for the minimum or maximum of a column in some rows of a table."""
-        drawn = self.draw_extreme(kind, named)
-        return None if drawn is None else f"(SELECT {drawn[0]} FROM {drawn[1]})"
+        extreme = self.draw_extreme(kind, named)
+        return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
 
     def draw_extreme(self, kind: str, named: list[Stored]) -> tuple[str, str, str] | None:
         """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
@@ -544,10 +544,10 @@ class Statements(Comparisons):
         """Return a query that compares a column with an extreme of a name in WITH, or None if no column fits."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
-        drawn = self.draw_extreme(kind, [])
-        if drawn is None:
+        random_extreme = self.draw_extreme(kind, [])
+        if random_extreme is None:
             return None
-        extreme, rows, group = drawn
+        extreme, rows, group = random_extreme
         ends = [
             "",
             "",

@@ -61,9 +61,9 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
 
     monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
-    found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
-    assert len(found) == 200
-    assert found[0].predicate == '"x" = 1'
+    scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
+    assert len(scans) == 200
+    assert scans[0].predicate == '"x" = 1'
     assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
 
 

@@ -98,17 +98,17 @@ class LooseStatements(Statements):
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
-        listed = f" ({', '.join(map(quoted, names))})" if names else ""
+        text = f" ({', '.join(map(quoted, names))})" if names else ""
         if self.chance(0.3):
             names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
-            listed = f" ({quoted(names[0])})" if names != ["unnest"] else ""
+            text = f" ({quoted(names[0])})" if names != ["unnest"] else ""
             values = f"unnest([{', '.join(self.any_value(kinds[0]) for _ in range(2))}])"
         else:
             names += [f"col{number}" for number in range(len(names), len(kinds))]
             rows = (f"({', '.join(map(self.any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
         scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
-        return f"{values} AS {self.spelled(alias)}{listed}", scope
+        return f"{values} AS {self.spelled(alias)}{text}", scope
 
     def qualified(self, scope: Scope) -> str:
         if self.chance(0.9):

@@ -82,9 +82,9 @@ class Life:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
-        made = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
-        made.children = [self._inner(one, depth - 1) for one in names]
-        return made
+        column = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
+        column.children = [self._inner(one, depth - 1) for one in names]
+        return column
 
     def _new_any(self, *, default: bool = False) -> Column:
         rng = self._rng
@@ -121,8 +121,8 @@ class Life:
             body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
         self._post("/v1/namespaces/db/tables", body)
         metadata = self._metadata()
-        for column, given in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
-            column.take_ids(given)
+        for column, field in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
+            column.take_ids(field)
         self._last_id = metadata["last-column-id"]
         self._spec = metadata["partition-specs"][0]["fields"]
 
@@ -193,9 +193,9 @@ class Life:
         return f"{chosen.__name__.strip('_')} {chosen()}"
 
     def _append(self) -> str:
-        known, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for row in (self._row() for _ in range(8)):
-            if self._key(row) not in known:
+            if self._key(row) not in known_keys:
                 new[self._key(row)] = row
         append(self._client, self._table, self._arrow(list(new.values())))
         self.rows += new.values()
@@ -206,17 +206,21 @@ class Life:
         rows = [self._row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
-                stored = self._rng.choice(self.rows)
-                row |= {key.id: stored[key.id] for key in self._keys}
+                stored_row = self._rng.choice(self.rows)
+                row |= {key.id: stored_row[key.id] for key in self._keys}
         self._touched = {self._key(row) for row in rows}
         return rows
 
     def _upsert(self) -> str:
         rng, rows = self._rng, self._batch()
-        rest = [column for column in self._columns if column not in self._keys]
-        ordered = [column for column in rest if column.kind in _PRECOMBINED]
+        remaining_columns = [column for column in self._columns if column not in self._keys]
+        ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
         by = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
-        given = rng.sample(rest, rng.randint(1, len(rest))) if rest and rng.random() < 0.3 else None
+        given = (
+            rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
+            if remaining_columns and rng.random() < 0.3
+            else None
+        )
         mode, strategy = rng.choice(MODES), rng.choice((None, None, "scan"))
         upsert(
             self._client,
@@ -249,7 +253,7 @@ class Life:
         self._replace(rows, None, None)
         return str(rows)
 
-    def _replace(self, rows: Sequence[Row], by: Column | None, given: Sequence[Column] | None) -> None:
+    def _replace(self, rows: Sequence[Row], by: Column | None, columns: Sequence[Column] | None) -> None:
         def is_older(one: Row, other: Row) -> bool:
             if by is None:
                 return False
@@ -265,10 +269,10 @@ class Life:
             old = stored.get(key)
             if old is not None and is_older(row, old):
                 continue
-            if given is None:
+            if columns is None:
                 stored[key] = row
                 continue
-            named = {column.id for column in (*given, *self._keys, *([] if by is None else [by]))}
+            named = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
             before = {column.id: column.initial for column in self._columns} if old is None else old
             stored[key] = before | {number: row[number] for number in named}
         self.rows = list(stored.values())
@@ -277,8 +281,8 @@ class Life:
         rows, mode = self._batch(), self._rng.choice(MODES)
         keys = [key.name for key in self._keys]
         delete(self._client, self._table, keys=self._arrow(rows, self._keys), key=keys, mode=mode)
-        gone = {self._key(row) for row in rows}
-        self.rows = [row for row in self.rows if self._key(row) not in gone]
+        removed_keys = {self._key(row) for row in rows}
+        self.rows = [row for row in self.rows if self._key(row) not in removed_keys]
         return f"{mode}: {rows}"
 
     def _delete_matching(self) -> str:
@@ -289,33 +293,33 @@ class Life:
         return f"{mode}: {where}"
 
     def _sql_change(self) -> str:
-        rest = [column for column in self._columns if column not in self._keys]
-        drawn = draw_change(self._rng, f"db.{self._name}", self._columns, rest, self.rows)
-        if drawn is None:
+        remaining_columns = [column for column in self._columns if column not in self._keys]
+        change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
+        if change is None:
             return "nothing"
-        matching = [row for row in self.rows if drawn.matches(row)]
+        matching = [row for row in self.rows if change.matches(row)]
         with SqlSession(self._client.url) as session:
-            (count,) = session.sql(drawn.text).to_arrow()["rows"].to_pylist()
-        assert count == len(matching), drawn.text
+            (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
+        assert count == len(matching), change.text
         self.counts["rows changed by SQL"] += count
         self._touched = {self._key(row) for row in matching}
-        if drawn.new:
+        if change.new:
             for row in matching:
-                row |= drawn.new
+                row |= change.new
         else:
-            self.rows = [row for row in self.rows if not drawn.matches(row)]
-        return drawn.text
+            self.rows = [row for row in self.rows if not change.matches(row)]
+        return change.text
 
     def _sql_insert(self) -> str:
         """Run an INSERT that leaves some columns to their defaults."""
         written = [column for column in self._columns if can_be_written(column)]
         if any(key not in written for key in self._keys):
             return "nothing"
-        known, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
             row |= {column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in written}
-            if self._key(row) not in known:
+            if self._key(row) not in known_keys:
                 rows[self._key(row)] = row
         names = ", ".join(quoted(column.name) for column in written)
         values = ", ".join(
@@ -415,37 +419,37 @@ class Life:
     # Comparisons
 
     def check(self) -> None:
-        wanted = self._frozen(self.rows)
+        expected = self._frozen(self.rows)
         for column in (column for column in self._columns if column.kind == "date"):
             self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
-        assert self._read(self._columns) == wanted
+        assert self._read(self._columns) == expected
         for _ in range(_FILTERS):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
-            found = [row for row in self.rows if matches(row)]
+            actual_rows = [row for row in self.rows if matches(row)]
             self.counts["filters"] += 1
-            self.counts["rows found"] += len(found)
-            assert self._read(self._columns, where) == self._frozen(found), json.dumps(where)
+            self.counts["rows found"] += len(actual_rows)
+            assert self._read(self._columns, where) == self._frozen(actual_rows), json.dumps(where)
         self._check_row_ids()
         metadata = self._metadata()
         current = metadata.get("current-snapshot-id", -1)
-        schemas = {one["snapshot-id"]: one.get("schema-id") for one in metadata["snapshots"]}
+        schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
         if schemas.get(current) == metadata["current-schema-id"]:
-            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), wanted))
+            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), expected))
         if self._snapshots:
-            chosen = self._rng.choice(list(self._snapshots))
-            columns, rows = self._snapshots[chosen]
-            assert self._read(columns, at=At(snapshot_id=chosen)) == rows, f"as of {chosen}"
+            chosen_snapshot = self._rng.choice(list(self._snapshots))
+            columns, rows = self._snapshots[chosen_snapshot]
+            assert self._read(columns, at=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
 
     def _check_row_ids(self) -> None:
         if self._version < 3:
             return
         names = [key.name for key in self._keys]
-        found = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
-        *values, ids, numbers = (found.combine_chunks().column(place) for place in range(found.num_columns))
-        keys = zip(*(key.plain(_array(one)) for key, one in zip(self._keys, values, strict=True)), strict=True)
+        rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
+        *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
+        keys = zip(*(key.plain(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True)
         each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
-        assert len({number for number, _ in now.values()}) == found.num_rows
+        assert len({number for number, _ in now.values()}) == rows.num_rows
         for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
             assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
         self._row_ids = now

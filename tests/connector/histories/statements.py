@@ -56,9 +56,9 @@ def draw_change(
     settable = [column for column in settable if can_be_written(column)]
     if not settable or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
-    chosen = rng.sample(settable, rng.randint(1, len(settable)))
-    new: Row = {column.id: draw_known(rng, column) for column in chosen}
-    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen)
+    chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
+    new: Row = {column.id: draw_known(rng, column) for column in chosen_names}
+    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen_names)
     return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new)
 
 

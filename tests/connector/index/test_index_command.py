@@ -126,8 +126,8 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"
     with pytest.raises(Refused, match="start another build"):
         client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
-    (found,) = client.indexes("db.t")
-    assert (found.health, found.size_bytes) == ("ok", sent["size-in-bytes"])
+    (index,) = client.indexes("db.t")
+    assert (index.health, index.size_bytes) == ("ok", sent["size-in-bytes"])
     client.drop_index("db.t", "i")
     with pytest.raises(NotFound):
         client.index("db.t", "i")

@@ -33,9 +33,9 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
-    held = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
+    held_values = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
     found: dict[str, list[int]] = {}
-    for row in held:
+    for row in held_values:
         found.setdefault(row["_file"], []).append(row["id"])
     return found
 

@@ -146,13 +146,13 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     compact(client, "db.t")
     assert read(client) == expected, seed
     # A plan uses the null counts of the new files, and must leave out only files whose values are null.
-    kept = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
-    assert sorted(kept) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+    kept_values = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(kept_values) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
 
 def read(client: IndexClient) -> dict[int, dict[str, Any]]:
-    found = scan(client, "db.t", ["id", "at", "must", "payload", "ext", "tags"]).to_arrow().to_pylist()
-    return {row["id"]: row for row in found}
+    values = scan(client, "db.t", ["id", "at", "must", "payload", "ext", "tags"]).to_arrow().to_pylist()
+    return {row["id"]: row for row in values}
 
 
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, served: Served) -> None:

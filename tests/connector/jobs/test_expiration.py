@@ -49,16 +49,16 @@ def path_of(location: str) -> Path:
 
 def needed_files(table: Table) -> set[Path]:
     """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for snapshot in table.metadata.snapshots:
-        found.add(path_of(snapshot.manifest_list))
+        paths.add(path_of(snapshot.manifest_list))
         for manifest in snapshot.manifests(table.io):
             path = path_of(manifest.manifest_path)
             if path not in _CONTENT:
                 entries = manifest.fetch_manifest_entry(table.io)
                 _CONTENT[path] = frozenset(path_of(entry.data_file.file_path) for entry in entries)
-            found |= {path, *_CONTENT[path]}
-    return found
+            paths |= {path, *_CONTENT[path]}
+    return paths
 
 
 def stored_files(table: Table) -> set[Path]:
@@ -130,7 +130,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     monkeypatch.setattr(server, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
     monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
     contents: dict[int, Rows] = {}
-    named: set[Path] = set()
+    paths: set[Path] = set()
     expired = 0
     with catalog_at(served.url) as catalog:
         create(catalog, version)
@@ -139,7 +139,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
         def note() -> None:
             table.refresh()
-            named.update(needed_files(table))
+            paths.update(needed_files(table))
             for snapshot_id in snapshots(table):
                 if snapshot_id not in contents:
                     contents[snapshot_id] = read(client, snapshot_id)
@@ -160,12 +160,12 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             elif kind < 0.86:
                 table.manage_snapshots().create_tag(rng.choice(snapshots(table)), f"t{number}").commit()
             elif kind < 0.93:
-                others = [name for name in table.refs() if name != "main"]
-                branches = [name for name in others if name.startswith("b")]
+                other_names = [name for name in table.refs() if name != "main"]
+                branches = [name for name in other_names if name.startswith("b")]
                 if branches and rng.random() < 0.6:
                     append(client, "db.t", rows(ids, f"{number}b"), branch=rng.choice(branches))
-                elif others:
-                    name = rng.choice(others)
+                elif other_names:
+                    name = rng.choice(other_names)
                     manage = table.manage_snapshots()
                     (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
             else:
@@ -178,17 +178,17 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             if rng.random() < 0.25:
                 older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
                 heads = {ref.snapshot_id for ref in table.refs().values()}
-                stay = {one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms >= older}
+                stay = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= older}
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
-                assert stored_files(table) & named == needed_files(table) & named
+                assert stored_files(table) & paths == needed_files(table) & paths
                 assert needed_files(table) <= stored_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert stored_files(table) & named == needed_files(table)
+        assert stored_files(table) & paths == needed_files(table)
     assert expired > 0
 
 

@@ -72,8 +72,8 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
 
 
 def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    held = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in held.to_pylist())
+    held_rows = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in held_rows.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
@@ -204,11 +204,11 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         held = read(client)
         assert held.total() == 12 + 1 + 10
         served.run(rewrite._cleanup.close())
-        named: set[Path] = set()
+        paths: set[Path] = set()
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
-            named.add(Path(snapshot.manifest_list.removeprefix("file://")))
-            named |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
-        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, (
+            paths.add(Path(snapshot.manifest_list.removeprefix("file://")))
+            paths |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
+        assert {path for path in all_files(table) if path.suffix == ".avro"} == paths, (
             "files of discarded attempts are deleted"
         )
 
@@ -305,5 +305,7 @@ def lower_bounds(table: Table) -> list[bytes]:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manifests = snapshot.manifests(table.io)
-    entries = [entry for one in manifests for entry in one.fetch_manifest_entry(table.io, discard_deleted=True)]
+    entries = [
+        entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    ]
     return [bytes(entry.data_file.lower_bounds[2]) for entry in entries]

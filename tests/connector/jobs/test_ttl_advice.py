@@ -107,8 +107,8 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         statement = parse_statement(one["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        kept = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in kept}
+        kept_values = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
+        lost = {value if kind == "date" else value.date() for value in kept_values}
         assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
 
 

@@ -52,16 +52,16 @@ NAMES = ["id", "name", "price", "part"]
 
 
 def read_task(
-    task: ScanTask, wanted: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+    task: ScanTask, expected: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    return TaskReader(wanted, storage).read(task, positions)
+    return TaskReader(expected, storage).read(task, positions)
 
 
 @pytest.fixture
 def client(served: Served) -> Iterator[SeamarkClient]:
-    made = SeamarkClient(served.url)
-    yield made
-    made.close()
+    new_client = SeamarkClient(served.url)
+    yield new_client
+    new_client.close()
 
 
 # Filters
@@ -84,9 +84,9 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
         read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
         if not read.exact:
             continue
-        found = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
-        wanted = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-        assert set(np.flatnonzero(found).tolist()) == wanted, f"seed {seed}: {sql.ours}"
+        actual_filter = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.ours}"
         judged += 1
     assert judged > 400
 
@@ -129,16 +129,16 @@ async def history(stored: Stored, rng: random.Random, commits: int) -> None:
         deletes = []
         if mine and rng.random() < 0.7:
             spots = {(one.path, rng.randrange(one.record_count)) for one in mine for _ in range(rng.randint(0, 12))}
-            named = {path for path, _ in spots}
-            held = {one.referenced for one in before.deletes if one.format == "PUFFIN"}
+            paths = {path for path, _ in spots}
+            held = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored.version > 2:
-                fresh = {path: {at for one, at in spots if one == path} for path in named - held}
+                fresh = {path: {at for one, at in spots if one == path} for path in paths - held}
                 deletes += stored.vectors(fresh, part) if fresh else []
             elif spots:
                 deletes.append(stored.position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
-            keys = [tuple(some_row(rng, part)[one - 1] for one in ids) for _ in range(rng.randint(1, 3))]
+            keys = [tuple(some_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
             deletes.append(stored.equality_deletes(ids, keys, part))
         await stored.commit(data, deletes)
 
@@ -184,7 +184,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
-        got = [normal(one.values()) for one in found.to_arrow().to_pylist()] if names else None
+        got = [normal(value.values()) for value in found.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if got is None:
             assert sum(batch.num_rows for batch in found) == len(rows), message
@@ -286,16 +286,18 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
     served.run(make())
     opened = open_table(client, "db.t", At())
     (task,) = plan(client, opened)
-    wanted = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
+    expected = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
     cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
     found = []
     for start, end in pairwise(cuts):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
-        found.append([one for batch in read_task(part, wanted, opened.storage) for one in batch["id"].to_pylist()])
+        found.append(
+            [value for batch in read_task(part, expected, opened.storage) for value in batch["id"].to_pylist()]
+        )
     assert [one for part in found for one in part] == list(range(500))
     assert [bool(part) for part in found] == [False, True, True, False]
-    some = read_task(task, wanted, opened.storage, positions=np.array([3, 260, 499]))
-    assert [one for batch in some for one in batch["id"].to_pylist()] == [3, 260, 499]
+    some_task = read_task(task, expected, opened.storage, positions=np.array([3, 260, 499]))
+    assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -371,13 +373,13 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
 
     stored = served.run(make())
     opened = open_table(client, "db.t", At())
-    wanted = plan_read(opened, None, TRUE)
+    expected = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
     def error_of(**changed: Any) -> str:
         given = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
-            list(read_task(ScanTask({**task.file, **given}, task.deletes), wanted, opened.storage))
+            list(read_task(ScanTask({**task.file, **given}, task.deletes), expected, opened.storage))
         assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 

@@ -152,7 +152,7 @@ def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return list(column.view(pa.int32() if column.type == pa.date32() else pa.int64()).to_pylist())
     if pa.types.is_decimal(column.type):
         scale = column.type.scale
-        return [None if one is None else _unscale(one, scale) for one in column.to_pylist()]
+        return [None if value is None else _unscale(value, scale) for value in column.to_pylist()]
     return list(column.to_pylist())
 
 

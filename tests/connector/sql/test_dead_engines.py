@@ -126,8 +126,8 @@ def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
     assert session.started["spark.jars.packages"] == RUNTIME
     assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
 
-    named = Session({"spark.sql.catalog.sea": "theirs"})
+    named_session = Session({"spark.sql.catalog.sea": "theirs"})
     (spark_home / "conf").mkdir()
     (spark_home / "conf" / "spark-defaults.conf").touch()
-    start(named, monkeypatch)
-    assert (named.started, named.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})
+    start(named_session, monkeypatch)
+    assert (named_session.started, named_session.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})

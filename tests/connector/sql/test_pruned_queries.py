@@ -39,18 +39,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def check(url: str, seed: int, queries: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    drawn = RandomQueries(random.Random(seed), "db")
+    random_queries = RandomQueries(random.Random(seed), "db")
     with SqlSession(url) as session:
         for number in range(queries):
-            text = drawn.query()
+            text = random_queries.query()
             pruned = session.sql(text)
-            counts["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
-            counts["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
-            found = rows_of(pruned)
+            counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
+            counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
+            rows = rows_of(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 whole = session.sql(text)
-                assert all(one.files == one.considered_files for one in whole.explanation.tables)
-                assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
+                assert all(table.files == table.considered_files for table in whole.explanation.tables)
+                assert rows == rows_of(whole), f"seed {seed}, query {number}: {text}"
     return counts
 
 
@@ -107,10 +107,10 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
             table = catalog.load_table(f"db.{name}")
             numbers[name] = table.snapshots()[2].snapshot_id
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
-    drawn = RandomQueries(random.Random(first_seed() + 1), "db")
+    queries = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(served.url) as session:
         for number in range(examples(30, 8)):
-            text = drawn.query()
+            text = queries.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
             found = session.sql(text)

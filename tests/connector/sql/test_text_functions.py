@@ -51,8 +51,8 @@ def emails(number: int) -> list[str | None]:
     return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
 
 
-def ids_of(found: SqlResult) -> list[int]:
-    return sorted(found.to_arrow()["id"].to_pylist())
+def ids_of(result: SqlResult) -> list[int]:
+    return sorted(result.to_arrow()["id"].to_pylist())
 
 
 @contextmanager
@@ -85,8 +85,10 @@ def test_index_on_lower_or_upper_serves_both_functions(served: Served, indexed: 
         changed = session.sql("UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'")
         assert changed.to_arrow().to_pylist() == [{"rows": 1}]
         assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
-    shown = seamark_command(served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
-    assert indexed in shown
+    shown_seamark_command = seamark_command(
+        served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"
+    )
+    assert indexed in shown_seamark_command
 
 
 def test_bitmap_index_on_lower_serves_prefix_patterns(served: Served) -> None:

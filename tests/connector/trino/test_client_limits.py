@@ -218,9 +218,9 @@ async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, stat
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    made = Authority(tmp_path)
-    made.issue("proxy")
-    return made
+    new_authority = Authority(tmp_path)
+    new_authority.issue("proxy")
+    return new_authority
 
 
 async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:

@@ -203,10 +203,10 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         yield b" " * MIB
 
     async with listening(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
-        _, headers, body = await asked
+        _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
         assert headers["X-Seamark-Plan"] == "unchanged; it is longer than 1000 bytes"
 
@@ -252,9 +252,9 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
         return web.Response()
 
     async with listening(answer) as trino, run_proxy(trino) as rig:
-        asked = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
+        task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
         await asyncio.wait_for(begun.wait(), 60)
-        asked.cancel()
+        task.cancel()
         await asyncio.wait_for(ended.wait(), 60)
 
 
@@ -286,9 +286,9 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 
     async with listening(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
-            asked = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
+            task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
             await asyncio.wait_for(begun.wait(), 60)
-        async with await asked as answered:
+        async with await task as answered:
             assert await answered.text() == "done"
 
 

@@ -176,9 +176,9 @@ async def test_refused_login_is_passed_to_the_client() -> None:
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
     async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
-        asked.cancel()
+        task.cancel()
         await until(lambda: trino.deleted == [(0, 2)])
 
 
@@ -191,11 +191,11 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
         }
-        got = followed[0][2]
+        actual = followed[0][2]
         assert posted["Content-Length"] == str(len(text))
         assert posted["Content-Type"] == sent["Content-Type"]
-        assert "Content-Type" not in got
-        assert "Content-Length" not in got
+        assert "Content-Type" not in actual
+        assert "Content-Length" not in actual
         for headers in (posted, *(one for _, _, one, _ in followed)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
@@ -381,9 +381,9 @@ async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: py
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
         await until(lambda: (0, 1) in trino.fetched)
-        asked.cancel()
+        task.cancel()
         await until(lambda: trino.deleted == [(0, 1)])
 
 

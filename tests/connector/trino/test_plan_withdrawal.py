@@ -34,22 +34,22 @@ class Catalog:
         await asyncio.sleep(self.wait_s)
         if self.fails:
             raise ServerFailed("down")
-        plans = {(of, one) for one in ids}
+        plans = {(of, id_) for id_ in ids}
         self.shown = self.shown - plans if lease_s == 0 else self.shown | plans
 
 
 @asynccontextmanager
 async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
     catalog = Catalog()
-    made = PlanWithdrawal(catalog.lease, idle_s)
-    yield catalog, made
-    await made.close()
+    withdrawal = PlanWithdrawal(catalog.lease, idle_s)
+    yield catalog, withdrawal
+    await withdrawal.close()
 
 
-def note(catalog: Catalog, made: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
+def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
     catalog.made(*plans)
     for plan in plans:
-        made.note(plan, time.monotonic())
+        withdrawal.note(plan, time.monotonic())
 
 
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:

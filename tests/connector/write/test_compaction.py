@@ -199,15 +199,15 @@ def test_random_histories_with_compactions_keep_the_rows(
         ids = rng.sample(range(60), rng.randint(1, 12))
         if rng.random() < 0.6:
             upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            model.update((one, f"{number}:{one}") for one in ids)
+            model.update((id_, f"{number}:{id_}") for id_ in ids)
         elif version == 2 and rng.random() < 0.4:
             catalog.load_table("db.t").delete(In("id", ids))
-            for one in ids:
-                model.pop(one, None)
+            for id_ in ids:
+                model.pop(id_, None)
         else:
             delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            for one in ids:
-                model.pop(one, None)
+            for id_ in ids:
+                model.pop(id_, None)
 
     numbers = iter(range(10_000))
 
@@ -267,16 +267,16 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 mode=None if strategy else mode,
                 strategy=strategy,
             )
-            model.update((one, f"{number}:{one}") for one in ids)
+            model.update((id_, f"{number}:{id_}") for id_ in ids)
         else:
             delete(client, "db.t", keys=pa.table({"id": ids}), mode=mode)
-            for one in ids:
-                model.pop(one)
+            for id_ in ids:
+                model.pop(id_)
 
     def lineage() -> dict[int, tuple[int, int]]:
         columns = ["id", "_row_id", "_last_updated_sequence_number"]
-        found = scan(client, "db.t", columns).to_arrow()
-        return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in found.to_pylist()}
+        actual_rows = scan(client, "db.t", columns).to_arrow()
+        return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in actual_rows.to_pylist()}
 
     write, open_again = compaction.rewrite_rows, open_table
 
@@ -304,7 +304,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
                 rng.shuffle(ids)
                 upsert(client, "db.t", rows(ids), keys=["id"])
-                model.update((one, str(one)) for one in ids)
+                model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
             before = lineage() if version == 3 else {}
@@ -475,5 +475,5 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
         written += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
-    found = scan(client, "db.t").to_arrow().to_pylist()
-    assert sorted(map(repr, found)) == sorted(map(repr, written))
+    values = scan(client, "db.t").to_arrow().to_pylist()
+    assert sorted(map(repr, values)) == sorted(map(repr, written))

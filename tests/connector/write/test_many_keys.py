@@ -68,8 +68,10 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
-    found = locate(client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
-    (file,) = found.files  # The path that no row uses is left out.
+    location_result = locate(
+        client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))])
+    )
+    (file,) = location_result.files  # The path that no row uses is left out.
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
     assert asked == [700] * 3
-    assert not found.read
+    assert not location_result.read

@@ -64,21 +64,21 @@ def main(folder: Path, classes: str) -> None:
     for path in sorted(folder.glob("ours*.parquet")):
         read = spark.read.parquet(str(path))
         read.createOrReplaceTempView("t")
-        found = spark.sql(
+        row = spark.sql(
             "SELECT count(*), sum(long), count(DISTINCT text), sum(size(tags)), max(get(tags, 1)) FROM t"
         ).collect()[0]
         by_text = spark.sql("SELECT count(*) FROM t WHERE text = 't1 5'").collect()[0][0]
         by_page = spark.sql("SELECT sum(size(tags)), count(text) FROM t WHERE long BETWEEN 1200 AND 1203").collect()[0]
-        print(json.dumps([path.stem, *found, by_text, *by_page]), flush=True)
+        print(json.dumps([path.stem, *row, by_text, *by_page]), flush=True)
     for path in sorted(folder.glob("replaced-*")):
         (file,) = path.glob("*.parquet")
         read = spark.read.schema(SCHEMA).parquet(str(path))
         try:
-            found = str(read.agg({"long": "sum"}).collect()[0][0])
+            row = str(read.agg({"long": "sum"}).collect()[0][0])
         except Exception as error:  # noqa: BLE001
-            found = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
+            row = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
         drop_checksums(str(file))
-        print(json.dumps([path.stem, found, read.agg({"long": "sum"}).collect()[0][0]]), flush=True)
+        print(json.dumps([path.stem, row, read.agg({"long": "sum"}).collect()[0][0]]), flush=True)
     spark.stop()
 
 

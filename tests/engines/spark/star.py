@@ -50,7 +50,7 @@ class Rig:
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Check that the query returns Spark's own rows, and return how it was rewritten."""
         text = text.replace("{db}", self.db)
-        wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
+        expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         done: list[RewrittenQuery] = []
 
         def record_rewrite(*given: Any, **options: Any) -> RewrittenQuery:
@@ -59,7 +59,7 @@ class Rig:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
-            assert self.run_with_plans(text, args) == wanted, text
+            assert self.run_with_plans(text, args) == expected, text
         (only,) = done
         return only
 
@@ -103,10 +103,10 @@ def fill(rig: Rig) -> None:
 
 
 @contextmanager
-def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name) or "" for name in wanted}
+def settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) or "" for name in expected}
     try:
-        for name, value in wanted.items():
+        for name, value in expected.items():
             spark.conf.set(name, value)
         yield
     finally:

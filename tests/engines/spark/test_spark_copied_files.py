@@ -60,9 +60,9 @@ def rows(frame: DataFrame) -> list[str]:
 
 def collect_with_scanned_rows(frame: DataFrame) -> tuple[list[Any], int]:
     """Return the rows, and the number of rows that the scan passed to the filter."""
-    found = frame.collect()
+    actual_rows = frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
-    return found, int(leaves.head().metrics().apply("numOutputRows").value())
+    return actual_rows, int(leaves.head().metrics().apply("numOutputRows").value())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -150,8 +150,8 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         assert (done.files_before, done.files_after) == (3, 1)
         opened = open_table(tables.client, "db.t", At())
         reader = TaskReader(plan_read(opened, ["id", "payload"], TRUE), opened.storage, keys=encrypted.keys())
-        found = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]
-        assert sorted(row["id"] for row in found) == list(range(300))
+        actual_rows = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]
+        assert sorted(row["id"] for row in actual_rows) == list(range(300))
         (path,) = tables.client.files("db.t", content="data")["file_path"].to_pylist()
         with pytest.raises(OSError, match=r"decrypt|encrypt"):
             pq.read_table(str(path).removeprefix("file://"), columns=["payload"])

@@ -76,9 +76,9 @@ class Rig:
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("reads")) as server:
         connect(spark, "reads", server.base_url)
-        made = Rig(spark, server)
-        made.sql("CREATE NAMESPACE reads.db")
-        yield made
+        new_rig = Rig(spark, server)
+        new_rig.sql("CREATE NAMESPACE reads.db")
+        yield new_rig
 
 
 def fill(rig: Rig, table: str, version: int) -> None:
@@ -193,15 +193,17 @@ FILTERS: list[tuple[str, Filter]] = [
 
 
 def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
-    asked = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
-    judged = rig.sql(f"SELECT id, {asked} FROM {{db}}.{table}").collect()
+    text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
+    judged = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened = open_table(client, f"db.{table}", At())
         for number, (sql, given) in enumerate(FILTERS):
             where = expression_of(given, opened.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
-            found = [one for batch in reader.read_all(plan(client, opened, where)) for one in batch["id"].to_pylist()]
+            found = [
+                value for batch in reader.read_all(plan(client, opened, where)) for value in batch["id"].to_pylist()
+            ]
             assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
 
@@ -221,8 +223,8 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
     assert ours.schema.simpleString() == native.schema.simpleString()
     assert rows(ours) == rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
-    wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
-    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
+    expected = rows(native.where(where).select("id", "text", "_file", "_pos"))
+    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
         assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
@@ -240,10 +242,10 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
         ({"branch": "dev"}, "'dev'"),
         ({"tag": "then"}, "'then'"),
     ):
-        wanted = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
+        expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
         found = rig.ours(table, **options)
-        assert found.columns == wanted.columns
-        assert rows(found) == rows(wanted)
+        assert found.columns == expected.columns
+        assert rows(found) == rows(expected)
     at = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][0]
     assert rows(rig.ours(table, as_of=at.isoformat(), columns="id")) == rows(
         rig.ours(table, snapshot_id=last).select("id")
@@ -314,8 +316,8 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
         snapshots = [one.snapshot_id for one in list_snapshots_between(opened, None, opened.snapshot_id or 0)]
 
         def at(snapshot: int) -> Counter[Any]:
-            found = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
-            return Counter((row["id"], row["v"]) for row in found.to_pylist())
+            actual_rows = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
+            return Counter((row["id"], row["v"]) for row in actual_rows.to_pylist())
 
         state = [Counter[Any](), *map(at, snapshots)]
         reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
@@ -383,14 +385,14 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp
     assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
     rig.sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
     rig.sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
-    wanted = rows(rig.sql("SELECT * FROM {db}.s"))
-    assert run_stream(rig, tmp_path) == wanted
+    expected = rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == expected
     rig.sql("DELETE FROM {db}.s WHERE id = 19")
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
     rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == wanted  # This repeats the failed batch.
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*wanted, repr((20, "e"))])
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # This repeats the failed batch.
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*expected, repr((20, "e"))])
 
 
 # Bitmaps, and the choice of a reader
@@ -407,10 +409,10 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
         build(client, "db.big", "by_k", InProcessWorkers())
     where = "k = 77"
-    wanted = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
+    expected = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
     few = read(rig.spark, "reads.db.big", where)
-    assert rows(few) == wanted
-    assert wanted
+    assert rows(few) == expected
+    assert expected
     assert "seamark" in plan_of(few)
     named = ["v", "id"]
     some = read(rig.spark, "reads.db.big", where, columns=named)
@@ -423,12 +425,12 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         assert "seamark" not in plan_of(frame)
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
     made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == wanted
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == expected
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=made)).count() == count
     with pytest.raises(BadRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))

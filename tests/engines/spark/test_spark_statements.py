@@ -65,8 +65,8 @@ class Rig(SparkTables):
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
-        given = ", ".join([f"'format-version'='{version}'", *modes, *properties])
-        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({given})")
+        text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
+        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
         for start in (0, 20):
             self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
@@ -83,8 +83,8 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as made:
-        yield made
+    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as new_rig:
+        yield new_rig
 
 
 class Statements:
@@ -101,14 +101,14 @@ class Statements:
         on = " AND ".join(
             [self._equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
-        given = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
-        if len(given) == 2 and " AND " not in given[0]:
-            given[0] = given[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
-        if not given or rng.random() < 0.6:
-            given.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
+        texts = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+        if len(texts) == 2 and " AND " not in texts[0]:
+            texts[0] = texts[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
+        if not texts or rng.random() < 0.6:
+            texts.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
         if rng.random() < 0.1:
-            given.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
-        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(given)}"
+            texts.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
+        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(texts)}"
 
     def update(self) -> str:
         sets = ", ".join(self._rng.sample(self._assignments("t"), self._rng.choice((1, 1, 2))))

@@ -71,9 +71,9 @@ class Rig:
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("writes")) as server:
         connect(spark, "writes", server.base_url)
-        made = Rig(spark, server)
-        made.sql("CREATE NAMESPACE writes.db")
-        yield made
+        new_rig = Rig(spark, server)
+        new_rig.sql("CREATE NAMESPACE writes.db")
+        yield new_rig
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -138,16 +138,16 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
         report = rig.write(frame, "ordered")
     finally:
         rig.spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
-    found = rig.sql(
+    actual_rows = rig.sql(
         "SELECT readable_metrics.v.lower_bound, readable_metrics.v.upper_bound, sort_order_id FROM {db}.ordered.files"
     ).collect()
-    bounds = sorted((low, high) for low, high, _ in found if low is not None)
-    assert len(found) == report.files > 1
+    bounds = sorted((low, high) for low, high, _ in actual_rows if low is not None)
+    assert len(actual_rows) == report.files > 1
     assert all(one[1] <= other[0] for one, other in pairwise(bounds)), bounds
-    assert {order for _, _, order in found} == {1}
+    assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        there = [one for one in values if one is not None]
+        there = [value for value in values if value is not None]
         assert there == sorted(there, reverse=True)
         assert values[len(there) :] == [None] * (len(values) - len(there))
 

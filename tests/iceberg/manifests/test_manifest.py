@@ -104,9 +104,9 @@ def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, An
     null_last = chance.random() < 0.5
     partition = []
     for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
-        named = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
+        named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
         plain = kind == "null" or chance.random() < 0.3
-        partition.append((f"p{i}", named if plain else files.optional(named, null_last=null_last)))
+        partition.append((f"p{i}", named_kind if plain else files.optional(named_kind, null_last=null_last)))
     form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
     schema = files.manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()

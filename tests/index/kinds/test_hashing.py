@@ -112,9 +112,9 @@ def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list
 
 
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
-    one, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
+    keys, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
-        hash_rows([one, other], 0)
+        hash_rows([keys, other], 0)
 
 
 def test_keys_with_offsets_outside_their_bytes_are_rejected() -> None:

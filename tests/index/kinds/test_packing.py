@@ -333,7 +333,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
 
     for kind, (counts, sides), number in zip(kinds, actual, numbers, strict=True):
-        lower, upper, packed_counts, *known = packer.entry(number)
+        lower, upper, packed_counts, *known_entry = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
             form = form_of(kind)
             if form is None or fields is None:
@@ -354,7 +354,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             assert packed_counts[0] == packer.packed(record_count)
         pairs = [(nulls, values), (nans, values), (nulls, [0] * rows), (nans, [0] * rows)]
         sure = [sum(one is not None and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]
-        assert known == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
+        assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
 
 
 def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:

@@ -223,10 +223,10 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         assert has_extremes or all(join["used"] for join in answer.json["joins"]), (seed, answer.json["joins"], asked)
         counts += Counter(used)
         counts += Counter(next(iter(item["on"])) for item in asked if item.get("transform") == "range")
-        kept = {paths[item["file-path"]] for item in answer.json["kept"]}
+        kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
         expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
-        assert expected <= kept, f"{seed}: {expected - kept} are lost\n{asked}\n{told}"
-        counts += Counter(plans=1, wanted=len(expected), kept=len(kept), files=len(paths))
+        assert expected <= kept_paths, f"{seed}: {expected - kept_paths} are lost\n{asked}\n{told}"
+        counts += Counter(plans=1, wanted=len(expected), kept=len(kept_paths), files=len(paths))
 
 
 async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

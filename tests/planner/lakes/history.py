@@ -210,9 +210,11 @@ class _History:
         if not files:
             return self._append(branch)
         rng = self.rng
-        chosen = rng.choice(files)
-        group = [file for file in files if file.partition_key == chosen.partition_key]
-        data = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
+        chosen_file = rng.choice(files)
+        group = [file for file in files if file.partition_key == chosen_file.partition_key]
+        data = self.files.data(
+            self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._kinds(), like=chosen_file
+        )
         oldest = max(file.sequence for file in group) if self.version > 1 else None
         return self._replace(branch, "replace", {id(file) for file in group}, [[self._added_entry(data, oldest)]])
 
@@ -269,7 +271,7 @@ class _History:
                 delete_files += self.files.positions(live + data)
         self._replace(branch, "overwrite", gone, self._group([*data, *delete_files]))
 
-    def _commit(self, branch: str, operation: str, kept: list[Manifest], groups: list[list[Entry]]) -> None:
+    def _commit(self, branch: str, operation: str, kept_manifests: list[Manifest], groups: list[list[Entry]]) -> None:
         rng = self.rng
         parent = self.heads.get(branch)
         if self.version > 1:
@@ -277,7 +279,7 @@ class _History:
         sequence = self.sequence
         snapshot_id = rng.getrandbits(62) + 1
         written_manifests = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
-        manifests = written_manifests + kept if rng.random() < 0.7 else kept + written_manifests
+        manifests = written_manifests + kept_manifests if rng.random() < 0.7 else kept_manifests + written_manifests
         first_row_id = self.next_row_id
         listed: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:

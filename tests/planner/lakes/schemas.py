@@ -135,10 +135,10 @@ class SchemaMaker:
     def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         structs = [field for field in fields if isinstance(field.kind, tuple)]
         if structs and self._rng.random() < 0.4:
-            chosen = self._rng.choice(structs)
-            assert isinstance(chosen.kind, tuple)
-            grown = self._grown(chosen.kind, version)
-            return tuple(replace(field, kind=grown) if field is chosen else field for field in fields)
+            chosen_struct = self._rng.choice(structs)
+            assert isinstance(chosen_struct.kind, tuple)
+            grown = self._grown(chosen_struct.kind, version)
+            return tuple(replace(field, kind=grown) if field is chosen_struct else field for field in fields)
         return self._grown(fields, version)
 
     def _grown(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:

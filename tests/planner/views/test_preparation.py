@@ -123,9 +123,9 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                     (True, set(held)),
                 ]
             )
-            found, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
-            assert sorted(numbers_of(found)) == sorted(expected), f"seed {seed}"
-            assert tasks(found) == tasks(fresh), f"seed {seed}"
+            actual_plan, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
+            assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
+            assert tasks(actual_plan) == tasks(fresh), f"seed {seed}"
 
         last = lake.states[-1]
         await check(*last)
