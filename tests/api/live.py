@@ -111,8 +111,8 @@ class LiveTable:
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": str(self.version)}
         first = self.next_row_id
-        listed = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
-        path.write_bytes(list_bytes(listed, version=self.version, style=STYLE, header=header))
+        listing = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
+        path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
         rows = sum(one.record_count for one in snapshot.data)
         self.next_row_id += rows
         body = {

@@ -218,10 +218,10 @@ async def test_small_manifests_are_merged(api: Api) -> None:
             check(metadata)
         manifests = len({live_file.snapshot_id for live_file in live_files(snapshot_of(metadata))})
         assert manifests == 9, "files keep the snapshot that added them"
-        listed = snapshot_of(metadata)
-        assert listed is not None
-        assert len(manifests_of(listed)) < 6
-        assert [row[0] for row in rows(listed)] == list(range(9))
+        listing = snapshot_of(metadata)
+        assert listing is not None
+        assert len(manifests_of(listing)) < 6
+        assert [row[0] for row in rows(listing)] == list(range(9))
 
 
 async def test_live_file_is_not_added_twice(api: Api) -> None:
@@ -298,14 +298,14 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
     foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
-    for file, what in (
+    for file, description in (
         (foreign, "it belongs to the table"),
         ({**foreign, "size-in-bytes": 5}, "Cannot register"),
         ({**foreign, "location": "file:///etc/passwd"}, "is not in the folder"),
     ):
         answer = await lake.send({"add": [data], "index-files": [file]})
         assert answer.status == 400
-        assert what in answer.error[2]
+        assert description in answer.error[2]
     assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
 
 
@@ -317,10 +317,15 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
         actual_location: str = loaded.json["metadata"]["location"]
         return actual_location
 
-    async def send(who: str, namespace: str, folder: str) -> tuple[int, str]:
-        file = {"content": "data", "file-path": f"{folder}/data/{who}.parquet", "file-format": "parquet", "spec-id": 0}
+    async def send(principal: str, namespace: str, folder: str) -> tuple[int, str]:
+        file = {
+            "content": "data",
+            "file-path": f"{folder}/data/{principal}.parquet",
+            "file-format": "parquet",
+            "spec-id": 0,
+        }
         file |= {"partition": [], "record-count": 1, "file-size-in-bytes": 100}
-        answer = await house(who, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
+        answer = await house(principal, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
         return answer.status, "" if answer.status == 200 else answer.error[1]
 
     own, other = await location("db"), await location("other")
@@ -480,8 +485,8 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
         body = {"name": "t", "metadata-location": head["metadata-location"]}
         assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200
         lake.api = other
-        gone = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
-        refused = await lake.send(gone)
+        removal = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
+        refused = await lake.send(removal)
         assert refused.error[:2] == (500, "CorruptMetadataException")
         assert manifest["manifest_path"] in refused.error[2]
         assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
@@ -503,12 +508,12 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
 async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
-    asked = {"producer": body["producer"], "repeats-only": True}
-    assert (await lake.send(asked)).error[:2] == (409, "CommitFailedException")
+    request = {"producer": body["producer"], "repeats-only": True}
+    assert (await lake.send(request)).error[:2] == (409, "CommitFailedException")
     first = await lake.commit(body)
-    again = await lake.commit(asked)
+    again = await lake.commit(request)
     assert (again["snapshot-id"], again["duplicate"]) == (first["snapshot-id"], True)
-    later = {**asked, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
+    later = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
     assert (await lake.send(later)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400
     assert len((await lake.metadata())["snapshots"]) == 1

@@ -56,9 +56,9 @@ def _standard() -> dict[str, Any]:
 
 def _operations(spec: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(spec)
-    found = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
-    assert len(found) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
-    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in found]
+    actual = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
+    assert len(actual) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
+    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in actual]
 
 
 STANDARD = _operations(_standard())

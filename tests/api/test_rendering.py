@@ -60,8 +60,10 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
         api = Api(server)
         await api.table()
         plain = (await api("GET", TABLE)).headers["ETag"]
-        asked = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers["ETag"]
-        assert plain != asked
+        request = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers[
+            "ETag"
+        ]
+        assert plain != request
         names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
         await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
         assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain

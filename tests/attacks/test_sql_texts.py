@@ -45,7 +45,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     server: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, answered = asyncio.Event(), threading.Event()
-    loop, kept = asyncio.get_running_loop(), asyncio.to_thread
+    loop, original = asyncio.get_running_loop(), asyncio.to_thread
     at_once: list[int] = [0, 0]
 
     async def to_thread(work: Callable[[], Any]) -> Any:
@@ -58,7 +58,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
             return work()
 
         try:
-            return await kept(waiting)
+            return await original(waiting)
         finally:
             at_once[0] -= 1
 

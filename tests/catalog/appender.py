@@ -111,7 +111,7 @@ def read_list(snapshot: Row) -> list[Row]:
 
 def read_snapshot(snapshot: Row) -> dict[str, File]:
     """Return the live data files by path, and check that each occurs once."""
-    files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
+    files = [file for listing in read_list(snapshot) for file in read_manifest(listing)]
     results = {file.path: file for file in files}
     assert len(results) == len(files), "a data file is there twice"
     return results
@@ -245,11 +245,15 @@ class Appender:
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
-        for what, count in counts.items():
-            summary[f"added-{what}"] = str(count)
-            if fewer[what]:
-                summary[f"{'removed' if what == 'files-size' else 'deleted'}-{what}"] = str(fewer[what])
-            summary[f"total-{what}"] = str(int(before.get(f"total-{what}", 0)) + count - fewer[what])
+        for description, count in counts.items():
+            summary[f"added-{description}"] = str(count)
+            if fewer[description]:
+                summary[f"{'removed' if description == 'files-size' else 'deleted'}-{description}"] = str(
+                    fewer[description]
+                )
+            summary[f"total-{description}"] = str(
+                int(before.get(f"total-{description}", 0)) + count - fewer[description]
+            )
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,

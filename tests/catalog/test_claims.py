@@ -78,11 +78,11 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
         doors[f"set {name}"] = lambda name=name: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
-    for what, door in doors.items():
+    for description, door in doors.items():
         with pytest.raises(SeamarkError) as error:
             await door()
-        assert isinstance(error.value, (BadRequest, Forbidden)), (what, error.value)
-        assert not await catalog.tables.exists(("a",), "x"), what
+        assert isinstance(error.value, (BadRequest, Forbidden)), (description, error.value)
+        assert not await catalog.tables.exists(("a",), "x"), description
 
 
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])

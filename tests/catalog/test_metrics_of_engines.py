@@ -91,7 +91,7 @@ def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
 
 async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listed in read_list(head(await load(rig))) for row in _rows(listed["manifest_path"])]
+    rows = [row for listing in read_list(head(await load(rig))) for row in _rows(listing["manifest_path"])]
     return {row["data_file"]["file_path"]: metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2}
 
 

@@ -159,10 +159,10 @@ class Lake:
     def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self._path("-dv.puffin")
-        data, found = b"PFA1", []
+        data, results = b"PFA1", []
         for name, rows in positions.items():
             blob = vector_bytes(rows)
-            found.append((name, len(set(rows)), len(data), len(blob)))
+            results.append((name, len(set(rows)), len(data), len(blob)))
             data += blob
         data += b"{}"
         path.write_bytes(data)
@@ -179,7 +179,7 @@ class Lake:
                 "content-offset": offset,
                 "content-size-in-bytes": length,
             }
-            for name, count, offset, length in found
+            for name, count, offset, length in results
         ]
 
     def equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:

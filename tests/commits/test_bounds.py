@@ -148,7 +148,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         one = {"add": [lake.data([(5, 5, "c")])]}
         head = (await lake.commit(one))["snapshot-id"]
         await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
-        gone = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
+        removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
         for body, status in (
             ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
@@ -158,7 +158,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide}}, 409),
             ({"add": [lake.position_deletes([(place, 1)], named=True) for place in places]}, 409),
             (one, 409),
-            (gone, 409),
+            (removal, 409),
         ):
             answer = await lake.send({"read-snapshot-id": first, **body})
             assert answer.status == status, (body, answer.raw)

@@ -222,12 +222,12 @@ def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> No
 
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
-    listed = run_json(shop, "snapshot", "list", "shop.orders")
-    assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
+    listing = run_json(shop, "snapshot", "list", "shop.orders")
+    assert [(one["summary"]["total-records"], one["refs"]) for one in listing] == [("2", ["main"]), ("1", [])]
     assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in done(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
-    assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
+    assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listing[0]["snapshot-id"])) == listing[0]
     assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
     text = done(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
@@ -314,8 +314,8 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert run_json(shop, "policy", "list", "shop") == []
     done(shop, "policy", "set", "shop.orders", f"{own}=true")
     assert "follow the new policy" in done(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
-    listed = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
-    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listed.items()}
+    listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
+    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
         ("shop", "orders"): {own: "table", inherited: "namespace"},
         ("shop", "returns"): {inherited: "namespace"},
@@ -324,7 +324,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert "shop.returns" in text
     assert "namespace shop" in text
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(one["value"] for one in properties if one["name"] == own) == "true"
+    assert next(name["value"] for name in properties if name["name"] == own) == "true"
     done(shop, "policy", "drop", "shop.orders")
     assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
@@ -335,7 +335,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("set", "shop.orders"), "Missing argument"),
         (("set", "shop.orders", "seamark.compaction.enabled"), "write NAME=VALUE"),
@@ -343,9 +343,11 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
         (("drop", "shop.orders", "owner"), "A policy has no property"),
     ],
 )
-def test_invalid_policy_is_refused_before_a_request(client: IndexClient, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_policy_is_refused_before_a_request(
+    client: IndexClient, arguments: tuple[str, ...], message: str
+) -> None:
     result = call(client, "policy", *arguments)
-    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:

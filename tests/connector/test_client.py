@@ -146,14 +146,14 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
 
     The server gives the answers one after another, and then repeats the last one.
     """
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, headers, body = answers[min(len(asked), len(answers) - 1)]
-            asked.append(self.headers.get("Authorization", ""))
+            status, headers, body = answers[min(len(requests), len(answers) - 1)]
+            requests.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -167,7 +167,7 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -179,21 +179,21 @@ NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with answering(BUSY, BUSY, NOTHING) as (url, asked):
+    with answering(BUSY, BUSY, NOTHING) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
-    assert asked == ["Bearer hunter2"] * 3
+    assert request == ["Bearer hunter2"] * 3
 
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with answering(NOTHING) as (url, asked):
+    with answering(NOTHING) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
     assert not client.has_token
-    assert asked == [""]
+    assert request == [""]
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ def test_empty_token_is_not_sent() -> None:
 def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
-    with answering(answer) as (url, asked):
+    with answering(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
         with pytest.raises(expected) as raised:
             list(client.timeline())
         client.close()
     assert type(raised.value) is expected
-    assert len(asked) == (3 if expected is Unavailable else 1)
+    assert len(requests) == (3 if expected is Unavailable else 1)
 
 
 def test_messages_hide_the_password_of_a_url() -> None:

@@ -117,8 +117,8 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
         assert len(table.history()) == 4
         file_paths = {value["file_path"] for value in table.inspect.files().to_pylist()}
         lists = {snapshot.manifest_list for snapshot in table.snapshots()}
-    there = {file for file in lake.files(".parquet") if "/stock-" in file}
-    assert there == file_paths
+    files = {file for file in lake.files(".parquet") if "/stock-" in file}
+    assert files == file_paths
     assert lists <= lake.files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 

@@ -51,17 +51,17 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
-    for asked in (source.randrange(300) for _ in range(10)):
-        found = estimate_remaining_rows(client, table, bind_filter(f"k = {asked}", table))
+    for request in (source.randrange(300) for _ in range(10)):
+        found = estimate_remaining_rows(client, table, bind_filter(f"k = {request}", table))
         expected = RemainingRows()
         for keys in files:
-            places = [place for place, key in enumerate(keys) if key == asked]
+            places = [place for place, key in enumerate(keys) if key == request]
             if indexed and places:
                 pages = {place // 100 for place in places}
                 expected.planned += len(keys)
                 expected.touched += min(len(keys), 100 * len(pages))
                 expected.chosen += len(places)
-            elif not indexed and min(keys) <= asked <= max(keys):
+            elif not indexed and min(keys) <= request <= max(keys):
                 expected.planned += len(keys)
                 expected.touched += len(keys)
                 expected.chosen += len(keys)

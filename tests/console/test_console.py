@@ -198,11 +198,11 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
 
 async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(tmp_path: Path) -> None:
     shards = [{"shard": 0, "flushed": 1000, "durable": 1500}, {"shard": 1, "flushed": 200, "durable": 200}]
-    listed = {
+    listing = {
         **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
         **{"oldest-ms": 1, "fresh-files": 3, "paused": None},
     }
-    state = {"streams": [listed, listed | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
+    state = {"streams": [listing, listing | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
         await watched.open("#/streams")

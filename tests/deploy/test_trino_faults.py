@@ -174,11 +174,11 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(rows_of, lake.proxy.port, ONE)
+            request = threads.submit(rows_of, lake.proxy.port, ONE)
             with pytest.raises(TimeoutError):
-                asked.result(2 * LEASE_S)
+                request.result(2 * LEASE_S)
             lake.trino.process.send(signal.SIGCONT)
-            assert asked.result(120) == [["n4711"]]
+            assert request.result(120) == [["n4711"]]
     finally:
         lake.trino.process.send(signal.SIGCONT)
 
@@ -186,22 +186,22 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
 def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
     expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
     session = {"seamark.expire_snapshots_min_retention": "0s"}
-    found: list[object] = []
+    results: list[object] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
         fill(lake.catalog, schema)
         rows_of(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
         past = rows_of(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
         )[-2][0]
-        asked = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
+        request = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
 
         def expire_it(schema: str = schema) -> None:
             rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        found.append((fetch_rows(port, asked, expire_it, schema=schema), again(port, asked, schema)))
-    assert found[1][1] == found[0][1]
-    assert {found[0][0], found[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
+        results.append((fetch_rows(port, request, expire_it, schema=schema), again(port, request, schema)))
+    assert results[1][1] == results[0][1]
+    assert {results[0][0], results[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
 
 def again(port: int, sql: str, schema: str) -> str:

@@ -130,8 +130,8 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
     headers = {} if header is None else {"X-Seamark-Plans": header}
     request = urllib.request.Request(f"{ruled.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as found:
-            loaded: dict[str, Any] = json.load(found)
+        with urllib.request.urlopen(request, timeout=60) as result:
+            loaded: dict[str, Any] = json.load(result)
             return loaded
     except urllib.error.HTTPError as error:
         return error.code
@@ -150,8 +150,8 @@ def plan_name(ruled: Ruled, predicate: str) -> str:
         f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
     )
-    with urllib.request.urlopen(request, timeout=60) as found:
-        return str(json.load(found)["name"])
+    with urllib.request.urlopen(request, timeout=60) as result:
+        return str(json.load(result)["name"])
 
 
 def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Ruled) -> None:
@@ -241,8 +241,8 @@ def post_json(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
-    with urllib.request.urlopen(request, timeout=60) as found:
-        made: dict[str, Any] = json.load(found)
+    with urllib.request.urlopen(request, timeout=60) as result:
+        made: dict[str, Any] = json.load(result)
         return made
 
 
@@ -389,12 +389,12 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Rul
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
         was = ruled.proxy.statements("rewritten")
-        found = both(ruled, statements.query(user), user)
+        result = both(ruled, statements.query(user), user)
         rewritten[user] += ruled.proxy.statements("rewritten") - was
-        if isinstance(found, str):
-            counts["refused" if "Access Denied" in found else "failed"] += 1
+        if isinstance(result, str):
+            counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
-            counts["rows" if found else "empty"] += 1
+            counts["rows" if result else "empty"] += 1
     done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
     print(dict(counts), done, dict(rewritten))
     assert counts["failed"] == 0
@@ -437,8 +437,8 @@ def reported_columns(ruled: Ruled) -> list[list[str]]:
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:
-        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as found:
-            page = json.load(found)
+        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as result:
+            page = json.load(result)
         reports += [report["report"] for report in page["reports"]]
         token = page["next-page-token"]
     ours = [report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]

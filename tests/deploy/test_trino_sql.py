@@ -101,17 +101,17 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
                 continue
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
-                found = ours.sql(text)
-                found_rows = rows_of(found)
+                actual = ours.sql(text)
+                found_rows = rows_of(actual)
             except BadRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
             assert found_rows == rows, where
-            assert [kind_of(one) for one in found.types] == [kind_of(one) for one in expected.types], where
+            assert [kind_of(one) for one in actual.types] == [kind_of(one) for one in expected.types], where
             counts["translated"] += 1
-            counts["files left out"] += sum(table.considered_files - table.files for table in found.explanation.tables)
+            counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
     counts["rewritten"] = proxy.statements("rewritten") - before
     return counts
 

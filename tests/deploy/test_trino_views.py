@@ -273,13 +273,13 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
         assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
-            asked = threads.submit(rows_of, proxy.port, sql, schema="views")
+            request = threads.submit(rows_of, proxy.port, sql, schema="views")
             with pytest.raises(TimeoutError):
-                asked.result(3)
+                request.result(3)
             with urllib.request.urlopen(change, timeout=60):
                 pass
             views.trino.process.send(signal.SIGCONT)
-            assert asked.result(120) == [[4711, "n4711", 1]]
+            assert request.result(120) == [[4711, "n4711", 1]]
         finally:
             views.trino.process.send(signal.SIGCONT)
         assert proxy.statements("original") == 1

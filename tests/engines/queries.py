@@ -331,14 +331,14 @@ class Queries:
         return f"(SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)})"
 
     def _pair(self, there: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
-        found = []
+        results = []
         for alias, table in there.items():
             if alias in hidden:
                 continue
             for (one, other), (column, theirs) in JOINS.items():
-                found += [((alias, column), (other, theirs))] if one == table else []
-                found += [((alias, theirs), (one, column))] if other == table else []
-        return self._rng.choice(found) if found else None
+                results += [((alias, column), (other, theirs))] if one == table else []
+                results += [((alias, theirs), (one, column))] if other == table else []
+        return self._rng.choice(results) if results else None
 
     def _subquery(self, given: tuple[str, str]) -> str:
         rng = self._rng

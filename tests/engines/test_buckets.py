@@ -39,9 +39,9 @@ class Lake:
         return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
     def held(self, name: str) -> Model:
-        found = self.sql(f"SELECT id, v FROM {{db}}.{name}")
-        model = dict(found)
-        assert len(model) == len(found)
+        actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")
+        model = dict(actual)
+        assert len(model) == len(actual)
         return model
 
     def specs(self, name: str) -> set[int]:

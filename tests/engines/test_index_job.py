@@ -153,7 +153,7 @@ def test_job_builds_every_index_for_all_files(wide: Lake) -> None:
         )
         assert report.progress.rows_done == 400
     indexes = wide.client.indexes("db.wide")
-    assert {one.name: (one.health, one.files, one.lag_files) for one in indexes} == dict.fromkeys(
+    assert {index.name: (index.health, index.files, index.lag_files) for index in indexes} == dict.fromkeys(
         INDEXES, ("ok", FILES, 0)
     )
 

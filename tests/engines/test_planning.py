@@ -71,13 +71,13 @@ class Engines:
         in order.
         """
         size = self.server.log.stat().st_size
-        found: list[str] = []
-        yield found
+        results: list[str] = []
+        yield results
         with self.server.log.open() as log:
             log.seek(size)
             lines = [json.loads(line) for line in log if line.startswith("{")]
         assert [line for line in lines if line.get("status", 200) >= 500] == []
-        found += [line["operation"] for line in lines if "operation" in line]
+        results += [line["operation"] for line in lines if "operation" in line]
 
     @contextmanager
     def without_others(self, table: str, kept: list[str]) -> Iterator[int]:

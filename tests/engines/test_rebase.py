@@ -157,8 +157,8 @@ def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Sea
     assert _read_by_pyiceberg(server, name) == expected
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=40) > 10
-    listed = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
-    assert any(row["existing_files_count"] for row in listed) == merge
+    listing = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
+    assert any(row["existing_files_count"] for row in listing) == merge
 
 
 def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:

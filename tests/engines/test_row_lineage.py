@@ -21,11 +21,11 @@ class Lake(SparkTables):
 
         Check that Spark and Seamark read the same rows.
         """
-        found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
+        actual = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
-        assert sorted(tuple(one.values()) for one in ours) == sorted(found)
-        assert len({one[3] for one in found}) == len(found), "two rows have the same id"
-        return {one[0]: one[1:] for one in found}
+        assert sorted(tuple(one.values()) for one in ours) == sorted(actual)
+        assert len({one[3] for one in actual}) == len(actual), "two rows have the same id"
+        return {one[0]: one[1:] for one in actual}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
 
 def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
     """Seamark and Spark each rewrite a file with the same rows."""
-    found = []
+    results = []
     for writer in ("ours", "spark"):
         lake.sql(
             f"CREATE TABLE {{db}}.{writer} (id bigint, land string, v int) USING iceberg TBLPROPERTIES "
@@ -107,5 +107,5 @@ def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> N
         else:
             lake.sql("UPDATE {db}.spark SET land = 'fr', v = 1 WHERE id = 3")
         columns = "record_count, first_row_id, value_counts, null_value_counts, lower_bounds, upper_bounds"
-        found.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
-    assert found[0] == found[1]
+        results.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
+    assert results[0] == results[1]

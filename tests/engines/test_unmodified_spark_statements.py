@@ -81,16 +81,16 @@ class Table:
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
 
-    def check(self, said: str) -> None:
+    def check(self, message: str) -> None:
         assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(
             map(repr, map(_as_spark_returns, self.rows))
-        ), said
+        ), message
 
-    def check_found(self, condition: str, said: str) -> None:
+    def check_found(self, condition: str, message: str) -> None:
         expected = sorted(self.matching(condition))
-        assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, said
-        assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, said
-        assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], said
+        assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, message
+        assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, message
+        assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], message
 
     def delete(self, condition: str) -> None:
         removed_matching = self.matching(condition)

@@ -46,7 +46,7 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
     rng.shuffle(kinds)
     for step, kind in enumerate(["upsert", *kinds]):
         some_numbers = rng.sample(range(60), 12)
-        input_model: Model = {one: (rng.choice(("de", "fr", None)), step) for one in some_numbers}
+        input_model: Model = {number: (rng.choice(("de", "fr", None)), step) for number in some_numbers}
         note = f"seed {seed}, step {step}, {kind}"
         match kind:
             case "upsert":
@@ -66,11 +66,11 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
                 delete(lake.client, f"db.{name}", where=f"v = {step - 1}", mode=rng.choice(MODES))
                 model = {one: row for one, row in model.items() if row[1] != step - 1}
             case "merge":
-                listed = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in input_model.items()).replace(
+                listing = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in input_model.items()).replace(
                     "None", "null"
                 )
                 lake.sql(
-                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listing} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 model |= input_model

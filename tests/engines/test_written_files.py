@@ -157,9 +157,9 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    found = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
-    assert all(one[1] == 0 for one in found)
-    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in found}
+    actual = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    assert all(one[1] == 0 for one in actual)
+    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
 
 def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
@@ -192,7 +192,7 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
             held_values = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
-        places = np.array([place for place, one in enumerate(held_values) if one in ids], dtype=np.int64)
+        places = np.array([place for place, value in enumerate(held_values) if value in ids], dtype=np.int64)
         removed_deleted_rows.append(
             DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
         )

@@ -73,7 +73,7 @@ class Worker:
 
 @asynccontextmanager
 async def worker(
-    store: FakeStore, folder: Path, clock: SimulatedClock, *, who: str = "me", **changes: object
+    store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
     tiers = await open_tiers(settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
@@ -89,7 +89,7 @@ async def worker(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        address, name = parse_target(request.raw_path), headers.get("test-who", who)
+        address, name = parse_target(request.raw_path), headers.get("test-who", principal)
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
             if next(turns) % 2 and (started := begin(call)) is not None:
@@ -411,7 +411,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
         if rng.random() < 0.2:
             headers["test_pinned"] = "yes"
         try:
-            status, body, found = await worker.send(method, path, **headers)
+            status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
             assert store.fails or len(model.possible(path, begun)) > 1, "a broken answer without a reason"
             return
@@ -419,7 +419,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
             assert store.fails
             return
         assert any(
-            _agrees(content, method, text, headers, status, body, found) for content in model.possible(path, begun)
+            _agrees(content, method, text, headers, status, body, actual) for content in model.possible(path, begun)
         ), (seed, path, method, text, headers, status, len(body))
 
     async with worker(store, folder, clock, **changes) as first_worker, worker(store, folder, clock, **changes) as two:

@@ -169,8 +169,8 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
     for name in names:
         client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
         assert client.get_object(Bucket=keys.bucket, Key=name)["Body"].read() == name.encode()
-    listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
-    assert [item["Key"] for item in listed] == sorted(names)
+    listing = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
+    assert [item["Key"] for item in listing] == sorted(names)
     for name in names:
         page = client.list_objects_v2(Bucket=keys.bucket, Prefix=name)
         assert [item["Key"] for item in page["Contents"]] == [name]

@@ -50,8 +50,8 @@ class Rig:
         self.storage: Storage
         self._stack = stack
 
-    async def indexes(self, **given: Any) -> Indexes:
-        options: dict[str, Any] = {"index_disk_bytes": 0, **given}
+    async def indexes(self, **arguments: Any) -> Indexes:
+        options: dict[str, Any] = {"index_disk_bytes": 0, **arguments}
         settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
         self.storage = Storage(objects)

@@ -63,15 +63,15 @@ def requirements(lines: list[str]) -> Iterator[str]:
 
 def closure(names: Iterator[str]) -> set[str]:
     """Return the normalised names of these distributions and their installed requirements."""
-    todo, found = list(names), set()
+    todo, results = list(names), set()
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
+        if name in results:
             continue
-        found.add(name)
+        results.add(name)
         required = [line for line in distribution(name).requires or () if "extra ==" not in line]
         todo += [requirement for requirement in requirements(required) if is_installed(requirement)]
-    return found
+    return results
 
 
 def is_installed(name: str) -> bool:
@@ -94,8 +94,8 @@ def top_modules(names: set[str]) -> set[str]:
 
 def everything() -> set[str]:
     """Return all libraries that the project names."""
-    listed = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
-    return closure(name for name in requirements(listed) if is_installed(name))
+    listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
+    return closure(name for name in requirements(listing) if is_installed(name))
 
 
 def modules_below(package: str) -> Iterator[str]:
@@ -124,8 +124,8 @@ def modules_of(part: str) -> list[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
-    listed = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
-    allowed = closure(requirements(listed))
+    listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
+    allowed = closure(requirements(listing))
     hidden = top_modules(everything()) - top_modules(allowed)
     assert hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"

@@ -196,9 +196,9 @@ def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path,
 
 
 def other_python(version: str) -> str | None:
-    found = shutil.which(f"python{version}")
-    if found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
-        return found
+    result = shutil.which(f"python{version}")
+    if result is not None and subprocess.run([result, "-c", ""], capture_output=True, check=False).returncode == 0:
+        return result
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return str(installed[-1]) if installed else None
 

@@ -248,8 +248,8 @@ class Situation:
     # The oracle
 
     def sequence(self, of: tuple[Listed, Entry]) -> int:
-        listed, entry = of
-        return listed.sequence if entry.sequence is None else entry.sequence
+        listing, entry = of
+        return listing.sequence if entry.sequence is None else entry.sequence
 
     def in_scope(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
         """Return whether the specification applies the delete.

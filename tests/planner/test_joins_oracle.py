@@ -115,12 +115,12 @@ def _unambiguous_values(values: Sequence[Any]) -> list[Any]:
         for value in values
         if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
     ]
-    actual = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
+    results = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
     # Trino rounds longer decimals twice, so a plan does not prune by them.
     short = [
-        item for item in actual if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
+        item for item in results if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
-    return short or actual or [kept_values[0] if kept_values else values[0]]
+    return short or results or [kept_values[0] if kept_values else values[0]]
 
 
 async def draw_table(
@@ -239,7 +239,7 @@ def draw_joins(
     rng: random.Random, table: RandomTable, counts: Counter[str]
 ) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
-    asked, told, exact = [], [], True
+    request, told, exact = [], [], True
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
@@ -264,10 +264,10 @@ def draw_joins(
             join["joins"] = nested
             conditions += further
             counts["snowflakes"] += 1
-        asked.append(join)
+        request.append(join)
         told.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
         exact = exact and whole
-    return asked, told, exact
+    return request, told, exact
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:

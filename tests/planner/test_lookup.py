@@ -378,7 +378,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("dya=2024-01-01", "the table's partition fields are bucket, d, day"),
         ("day", "name=value"),
@@ -398,10 +398,10 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ("day=" + "1" * 20_000, "characters"),
     ],
 )
-def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
+def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_prefix(text, metadata)
-    assert told in error.value.message
+    assert message in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,9 @@ def test_unreadable_bounds_prune_nothing(
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = bound_predicate("string", Op.EQ, "zzz")
-    actual = [FieldSummary(False, None, b"a", b"b")]
-    listed = [manifest(None), manifest(()), manifest(actual, spec_id=4), manifest(actual)]
-    assert ManifestSummaries(listed).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    results = [FieldSummary(False, None, b"a", b"b")]
+    listing = [manifest(None), manifest(()), manifest(results, spec_id=4), manifest(results)]
+    assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150))

@@ -369,8 +369,8 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 """Routes whose namespace is in the query; without it the request is invalid."""
 
 
-@pytest.mark.parametrize("who", ["nobody", "stranger"])
-async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, who: str) -> None:
+@pytest.mark.parametrize("principal", ["nobody", "stranger"])
+async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, principal: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed_routes = routes()
     assert len(listed_routes) > 60
@@ -380,17 +380,17 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
             path = path.replace(f"{{{variable}}}", value)
         path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
-        if who == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
+        if principal == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
             continue
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
-        if who == "nobody":
+        if principal == "nobody":
             headers.append(logins.header("nobody"))
         async with await Wire.open(logins.server) as wire:
             await wire.send(head_of(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
         seen.add(operation)
-        allowed = {401} if who == "stranger" else {403, 404}
+        allowed = {401} if principal == "stranger" else {403, 404}
         assert status in allowed, (method, path, operation, status)
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
 

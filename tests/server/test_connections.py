@@ -355,5 +355,5 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
 def _connections() -> Connections:
     """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
-    (found,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
-    return found
+    (result,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    return result

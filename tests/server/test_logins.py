@@ -73,8 +73,8 @@ async def test_routes_outside_the_standard_require_a_role(server: Running, secre
         ("nobody", "GET", "/api/v1/tables/db/t/timeline", 403),
         ("admin", "GET", "/api/v1/timeline", 200),
     ]
-    for who, method, path, status in cases:
-        async with server.http.request(method, server.url + path, headers=bearer(secrets[who])) as answer:
+    for principal, method, path, status in cases:
+        async with server.http.request(method, server.url + path, headers=bearer(secrets[principal])) as answer:
             assert answer.status == status, await answer.text()
 
 
@@ -86,8 +86,8 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
         headers = {**bearer(secrets[who]), "X-Request-Id": f"by-{who}"}
         return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
 
-    for who in ("reader", "admin"):
-        (await post(who)).close()
+    for principal in ("reader", "admin"):
+        (await post(principal)).close()
     await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # A read is not audited.
     await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")

@@ -43,10 +43,10 @@ def caches() -> Iterator[tuple[str, str]]:
             value = node.func.value if isinstance(node.func, ast.Subscript) else node.func
             if isinstance(value, ast.Name) and value.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
                 values = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
-                named = values[0] if values else node.args[1] if len(node.args) > 1 else None
+                named_value = values[0] if values else node.args[1] if len(node.args) > 1 else None
                 yield (
                     str(path.relative_to(REPO)),
-                    str(named.value) if isinstance(named, ast.Constant) else "",
+                    str(named_value.value) if isinstance(named_value, ast.Constant) else "",
                 )
 
 

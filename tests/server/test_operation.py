@@ -43,12 +43,12 @@ async def scrape(server: Running) -> dict[str, float]:
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}"] = sample.value
-    return found
+            result[f"{sample.name}{{{labels}}}"] = sample.value
+    return result
 
 
 async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:

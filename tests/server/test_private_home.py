@@ -24,8 +24,8 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 def open_files(folder: Path) -> list[str]:
     """Return the paths and modes of all files on which anybody but the owner has a permission."""
-    found = (folder, *folder.rglob("*"))
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
+    results = (folder, *folder.rglob("*"))
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in results if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
 
 

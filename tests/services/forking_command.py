@@ -70,8 +70,8 @@ def _folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
 def _accept(listener: socket.socket, running: set[int]) -> None:
     with contextlib.suppress(OSError):  # The block has ended.
         while True:
-            asked, _ = listener.accept()
-            threading.Thread(target=_run, args=(asked, running), daemon=True).start()
+            request, _ = listener.accept()
+            threading.Thread(target=_run, args=(request, running), daemon=True).start()
 
 
 def _run(requested_socket: socket.socket, running: set[int]) -> None:

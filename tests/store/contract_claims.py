@@ -160,7 +160,7 @@ class ClaimsContract(OpenedStores):
         )
         assert set(outcomes) == {"won", "bad_request"}
         held_keys = [await keys(store, uuid) for uuid, _ in expected]
-        won = [found[0] for found in held_keys if found]
+        won = [key[0] for key in held_keys if key]
         assert len(won) == outcomes.count("won")
         for item in won:
             assert not any(another.startswith(f"{item}/") for another in won)

@@ -96,11 +96,11 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
             return tree.op in ("not-eq", "gt", "gt-eq")
         return compare(tree.op, value, tree.value)
     what, children = tree
-    found = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
+    results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
     if what == "not":
-        return None if found[0] is None else not found[0]
+        return None if results[0] is None else not results[0]
     decisive = what == "or"
-    return decisive if decisive in found else None if None in found else not decisive
+    return decisive if decisive in results else None if None in results else not decisive
 
 
 def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
@@ -118,8 +118,8 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
     what, children = tree
     if what == "not":
         return evaluate_as_iceberg(children[0], row, negated=not negated)
-    found = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
-    return any(found) if (what == "or") != negated else all(found)
+    results = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
+    return any(results) if (what == "or") != negated else all(results)
 
 
 def java_order(value: float) -> tuple[bool, float, float]:
@@ -140,15 +140,15 @@ def compare(op: str, left: Any, right: Any) -> bool:
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of all pages."""
-    found, token = [], None
+    results, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
         assert answer.status == 200, answer.raw
-        found += answer.json["files"]
+        results += answer.json["files"]
         assert answer.json["exact"] == all(file["exact"] for file in answer.json["files"])
         token = answer.json["next-page-token"]
         if token is None:
-            return found
+            return results
 
 
 def decode_rows(rows: Any) -> set[int] | None:
@@ -255,9 +255,9 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await stored.commit(files)
     await stored.index("by_id", "bitmap", ["id"], files[:1])
-    found = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
-    assert decode_rows(found[files[0].path]["rows"]) == {3}
-    reported = found[files[1].path]
+    actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
+    assert decode_rows(actual[files[0].path]["rows"]) == {3}
+    reported = actual[files[1].path]
     assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
 
 
@@ -295,9 +295,9 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     done: list[tuple[str, int]] = []
 
     def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def record_thread(*given: Any, **options: Any) -> Any:
+        def record_thread(*arguments: Any, **options: Any) -> Any:
             done.append((work.__name__, threading.get_ident()))
-            return work(*given, **options)
+            return work(*arguments, **options)
 
         return record_thread
 
@@ -352,8 +352,8 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     with little_memory():
         answer = await api("POST", BITMAP, {})
     (reported,) = answer.json["files"]
-    found = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
-    assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
+    actual = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
+    assert (len(actual), actual.min(), actual.max()) == (rows, 0, rows - 1)
     assert (reported["count"], reported["exact"]) == (rows, True)
 
 
@@ -395,12 +395,12 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     lost = [(path, at) for path, positions in gone.items() for at in positions]
     await stored.commit(deletes=[stored.position_deletes(lost)])
     for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
-        found = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
+        actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
             expected = set(range(first, rows)) - gone[file.path]
-            assert decode_rows(found[file.path]["rows"]) == expected
-            assert found[file.path]["count"] == len(expected)
+            assert decode_rows(actual[file.path]["rows"]) == expected
+            assert actual[file.path]["count"] == len(expected)
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
@@ -438,7 +438,7 @@ async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -
         page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
         assert page["snapshot-id"] == 1
         actual_files, token = actual_files + page["files"], page["next-page-token"]
-    assert [one["file-path"] for one in actual_files] == [file.path for file in files]
+    assert [file["file-path"] for file in actual_files] == [file.path for file in files]
 
 
 async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:

@@ -28,8 +28,8 @@ async def table(api: Api) -> Api:
     return api
 
 
-def at(build: dict[str, Any], what: str = "") -> str:
-    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{what}"
+def at(build: dict[str, Any], description: str = "") -> str:
+    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{description}"
 
 
 async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
@@ -91,8 +91,8 @@ async def test_listing_skips_no_file_while_files_become_covered(table: Api) -> N
     first = (await table("GET", at(build, "/files?limit=2"))).json
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
     await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    rest = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
-    assert (rest["snapshot-id"], [file["file-path"] for file in rest["files"]]) == (1, PATHS[2:])
+    next_page = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
+    assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
     assert sorted(await missing(table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
 
@@ -106,9 +106,9 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     assert build["progress"]["files-total"] == 9
     index = await load_index(table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
-    listed = await missing(table, build, limit=limit)
-    assert listed[:6] == PATHS
-    assert sorted(listed[6:]) == [one.path for one in on_branch]
+    listing = await missing(table, build, limit=limit)
+    assert listing[:6] == PATHS
+    assert sorted(listing[6:]) == [one.path for one in on_branch]
     await register(table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
     index = await load_index(table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)

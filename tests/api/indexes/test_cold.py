@@ -117,11 +117,11 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     while not any(name.endswith(".puffin") for name in storage.reads):
         storage.let_go()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)
-    found = await asking
-    assert found == (None, False) if kind == "bitmap" else not all(found)
+    actual = await asking
+    assert actual == (None, False) if kind == "bitmap" else not all(actual)
     for _ in range(1000):
-        shown = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
-        if shown["quarantined"]:
+        body = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
+        if body["quarantined"]:
             break
         await asyncio.sleep(0.02)
-    assert shown["quarantined"] == 1
+    assert body["quarantined"] == 1

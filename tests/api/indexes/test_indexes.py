@@ -42,10 +42,10 @@ async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> No
         "field-ids": [1],
         "fpp": 0.001,
     }
-    listed = (await table("GET", INDEXES)).json
-    assert listed["snapshot-id"] == 1
+    body = (await table("GET", INDEXES)).json
+    assert body["snapshot-id"] == 1
     assert made.pop("index-files") == []
-    assert listed["indexes"] == [made]
+    assert body["indexes"] == [made]
     assert made == {
         "name": "ids",
         "kind": "bloom",
@@ -193,7 +193,7 @@ async def test_index_property_set_by_an_engine_defines_an_index(table: Api) -> N
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
     await commit(table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}))
     indexes = (await table("GET", INDEXES)).json["indexes"]
-    assert [(one["name"], one["kind"], one["health"]) for one in indexes] == [
+    assert [(index["name"], index["kind"], index["health"]) for index in indexes] == [
         ("b/d", None, "broken"),
         ("bad", None, "broken"),
     ]
@@ -251,7 +251,7 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "transform": "bucket[8]", "name": "id_bucket"}]}
     await api.table(**{"partition-spec": spec})
     indexes = (await api("GET", INDEXES)).json["indexes"]
-    assert [(one["name"], one["kind"], one["definition"]) for one in indexes] == [
+    assert [(index["name"], index["kind"], index["definition"]) for index in indexes] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))")
     ]
     assert (await load_index(api, "bucket:id_bucket")) == indexes[0]

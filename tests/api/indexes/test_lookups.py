@@ -39,8 +39,8 @@ def stream(table: pa.Table, **options: Any) -> bytes:
 async def ask(api: Api, keys: Sequence[Any], **more: Any) -> dict[str, Any]:
     answer = await api("POST", LOOKUP, {"keys": list(keys), **more})
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body
 
 
 async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
@@ -206,10 +206,10 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
     file = stored.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await stored.commit([file])
     await stored.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
-    found = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
-    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
-    found = await ask(api, [["AB", n] for n in range(4)], index="keys")
-    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
+    actual = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
+    actual = await ask(api, [["AB", n] for n in range(4)], index="keys")
+    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
     assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
@@ -249,7 +249,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     elif damage == "flipped":
         path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:] if kind == "vector" else b"PAR2" * len(data))
     else:
-        vectors = [replace(one, format="ORC", content_offset=None) for one in vectors]
+        vectors = [replace(vector, format="ORC", content_offset=None) for vector in vectors]
     await stored.commit(deletes=vectors)
     answer = await ask(api, [5, 6, 105], index="keys")
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
@@ -389,11 +389,11 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["name"], files)
     threads: set[int] = set()
-    kept = hashing.hash_halves
+    original = hashing.hash_halves
 
     def hash_halves(columns: Any) -> Any:
         threads.add(threading.get_ident())
-        return kept(columns)
+        return original(columns)
 
     monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
     for count in (1, 100):

@@ -30,8 +30,8 @@ async def table(api: Api) -> Api:
 async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     answer = await api("POST", f"{path}/explain", body)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
@@ -161,11 +161,11 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
             if case.number == 0:
                 body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
                 assert (await lakes("POST", "/v1/namespaces/db/register", body)).status == 200
-            asked = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
-            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", asked)
+            request = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
+            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
             if plan.status != 200 or case.names_of_snapshot:
                 continue
-            actual_table = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **asked, files=True, limit=1000)
+            actual_table = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000)
             tasks = plan.json.get("file-scan-tasks", [])
             planned = {task["data-file"]["file-path"] for task in tasks}
             kept_file_paths = [file["file-path"] for file in actual_table["kept"]]

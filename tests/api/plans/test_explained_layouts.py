@@ -53,9 +53,9 @@ async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
     answer = await api("POST", f"{T}/explain", {"where": where})
     assert answer.status == 200, answer.raw
     actual_layouts: list[dict[str, Any]] = answer.json["layouts"]
-    assert [one["files"] for one in actual_layouts] == sorted(one["files"] for one in actual_layouts)
-    assert all(one["files-in"] == FILES and one["files"] < answer.json["files"] for one in actual_layouts)
-    return {tuple(one["columns"]): one["files"] for one in actual_layouts}
+    assert [layout["files"] for layout in actual_layouts] == sorted(layout["files"] for layout in actual_layouts)
+    assert all(layout["files-in"] == FILES and layout["files"] < answer.json["files"] for layout in actual_layouts)
+    return {tuple(layout["columns"]): layout["files"] for layout in actual_layouts}
 
 
 def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:

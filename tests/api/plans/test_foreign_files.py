@@ -39,8 +39,8 @@ class Lake:
         self._api = api
         self._secrets = secrets
 
-    async def __call__(self, who: str, method: str, path: str, body: Any = None) -> Answer:
-        return await self._api(method, path, body, headers={"Authorization": f"Bearer {self._secrets[who]}"})
+    async def __call__(self, principal: str, method: str, path: str, body: Any = None) -> Answer:
+        return await self._api(method, path, body, headers={"Authorization": f"Bearer {self._secrets[principal]}"})
 
     @property
     def planner(self) -> Planner:
@@ -69,10 +69,10 @@ class Lake:
         self._api.server.components.catalog.documents.cache.clear()
         return path, created["metadata"]
 
-    async def plan(self, who: str, namespace: str) -> Answer:
-        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
+    async def plan(self, principal: str, namespace: str) -> Answer:
+        return await self(principal, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
 
-    async def commit(self, who: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
+    async def commit(self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
         loaded = await self.metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
@@ -85,7 +85,9 @@ class Lake:
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         updates = [{"action": "add-snapshot", "snapshot": snapshot}, ref]
-        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t", {"requirements": [], "updates": updates})
+        return await self(
+            principal, "POST", f"/v1/namespaces/{namespace}/tables/t", {"requirements": [], "updates": updates}
+        )
 
 
 def manifest(
@@ -104,8 +106,8 @@ def manifest(
 
 def manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    listed = [(one, None) for one in manifests]
-    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
+    listing = [(one, None) for one in manifests]
+    path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
     return f"file://{path}"
 
 
@@ -146,10 +148,10 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) 
     dotted = file_of(f"file://{mine}/../../theirs/data/{SECRET}.parquet", 1, 9)
     naming = manifest(mine / "metadata" / "dots.avro", [dotted], 7)
     attempts["its file, by dots"] = manifest_list(mine / "metadata" / "l4.avro", [naming])
-    for number, (what, location) in enumerate(attempts.items()):
+    for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
-        assert answer.status in (400, 403), (what, answer.raw)
-        assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), what
+        assert answer.status in (400, 403), (description, answer.raw)
+        assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), description
     unlisted = {"manifest-list": None, "manifests": [f"file://{theirs}/metadata/m.avro"]}
     assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
     statistics = {
@@ -180,10 +182,14 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         "its manifest list": f"{behind}/metadata/snap.avro",
         "its manifest list, by a link in its place": f"file://{mine}/metadata/snap-link.avro",
     }
-    for who in ("wendy", "root"):
-        for number, (what, location) in enumerate(attempts.items()):
-            answer = await lake.commit(who, "mine", 300 + number, location)
-            assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, what, answer.raw)
+    for principal in ("wendy", "root"):
+        for number, (description, location) in enumerate(attempts.items()):
+            answer = await lake.commit(principal, "mine", 300 + number, location)
+            assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (
+                principal,
+                description,
+                answer.raw,
+            )
         statistics = {
             "snapshot-id": 1,
             "statistics-path": f"{behind}/metadata/stats.puffin",
@@ -192,8 +198,8 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
             "blob-metadata": [],
         }
         updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
-        answer = await lake(who, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
-        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, answer.raw)
+        answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
+        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{mine}/data/link.parquet")):
         naming = manifest(mine / "metadata" / f"behind{number}.avro", [file_of(path, 1, 9)], 7)
         listed_manifest_list = manifest_list(mine / "metadata" / f"behind-list{number}.avro", [naming])
@@ -221,8 +227,8 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
     assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     manifest_list(mine / "metadata" / "l.avro", [manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)])
-    for who in ("wendy", "root"):
-        answer = await lake.plan(who, "mine")
+    for principal in ("wendy", "root"):
+        answer = await lake.plan(principal, "mine")
         assert answer.error[:2] == (403, "ForbiddenException")
         assert SECRET not in answer.raw.decode()
     for route in ("files", "partitions", "column-stats"):
@@ -284,10 +290,10 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     forged = {**metadata["properties"], "write.data.path": f"{theirs['location']}/data"}
     path.write_text(json.dumps({**metadata, "properties": forged}))
 
-    async def send(who: str, file: str) -> int:
+    async def send(principal: str, file: str) -> int:
         added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
         added |= {"file-size-in-bytes": 100, "record-count": 1}
-        return (await lake(who, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
+        return (await lake(principal, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
 
     assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
     assert await send("wendy", f"{own}/data/0.parquet") == 200
@@ -348,8 +354,8 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
         manifest_list(metadata / "l7.avro", [foreign])
     else:
         own = file_of(f"file://{mine}/data/7.parquet", 1, 9)
-        listed = [manifest(metadata / "m7.avro", [own, file_of(location, 1, 9)], 7)]
-        manifest_list(metadata / "l7.avro", listed)
+        listing = [manifest(metadata / "m7.avro", [own, file_of(location, 1, 9)], 7)]
+        manifest_list(metadata / "l7.avro", listing)
     before = {path for path in theirs.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}

@@ -99,7 +99,12 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     a, b, c, n = (file_of(f"file://{mine.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
     async def commit(
-        snapshot_id: int, branch: str, parent: int | None, sequence: int, manifests: list[Manifest], who: str = "wendy"
+        snapshot_id: int,
+        branch: str,
+        parent: int | None,
+        sequence: int,
+        manifests: list[Manifest],
+        principal: str = "wendy",
     ) -> int:
         snapshot = {
             "snapshot-id": snapshot_id,
@@ -113,7 +118,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
         ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
         demand = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": parent}
         body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
-        return (await lake(who, "POST", "/v1/namespaces/mine/tables/t", body)).status
+        return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
     secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)

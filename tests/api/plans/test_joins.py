@@ -53,8 +53,8 @@ class Star:
     async def plan(self, *joins: dict[str, Any], **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/fact/plan-tables", {**body, "joins": list(joins)})
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        answer_body: dict[str, Any] = answer.json
+        return answer_body
 
     async def kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""

@@ -96,14 +96,16 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
 
-        async def send_as(who: str, method: str, path: str, body: Any = None) -> Any:
-            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
+        async def send_as(principal: str, method: str, path: str, body: Any = None) -> Any:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[principal]}"})
 
         assert (
             await send_as("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         ).status == 200
         await append(cast(Api, partial(send_as, "root")), "t", tens(3), snapshot_id=1)
-        rita, ron = [(await send_as(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
+        rita, ron = [
+            (await send_as(principal, "POST", f"{T}/plan", {})).json["plan-id"] for principal in ("rita", "ron")
+        ]
         assert rita == ron
         monkeypatch.setattr(planning, "POLL_S", 60)
         task = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))

@@ -33,9 +33,9 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(page
     assert whole.json["file-scan-tasks"] == []
     assert len(whole.json["plan-tasks"]) == 8
     assert await pages(paged, whole) == list(range(30))
-    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
-    assert len(some.json["plan-tasks"]) == 3
-    assert await pages(paged, some) == list(range(20, 30))
+    answer = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert len(answer.json["plan-tasks"]) == 3
+    assert await pages(paged, answer) == list(range(20, 30))
     few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
     assert "plan-tasks" not in few.json
     assert numbers(few) == [28, 29]
@@ -117,8 +117,8 @@ async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paged:
 
 
 async def expire(api: Api, *snapshot_ids: int) -> None:
-    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
-    assert (await api("POST", T, gone)).status == 200
+    removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
+    assert (await api("POST", T, removal)).status == 200
 
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: Api) -> None:
@@ -177,7 +177,8 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
     file_scan_tasks = answer.json["file-scan-tasks"]
     assert (
         len(file_scan_tasks) < 2
-        or sum(len(json.dumps(one["residual-filter"])) for one in file_scan_tasks) < residual_bytes
+        or sum(len(json.dumps(file_scan_task["residual-filter"])) for file_scan_task in file_scan_tasks)
+        < residual_bytes
     )
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)

@@ -20,8 +20,8 @@ async def make_plan(
 ) -> dict[str, Any]:
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def load_snapshots(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
@@ -45,11 +45,11 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
     snapshots = await load_snapshots(late)
     assert set(snapshots) == {1, plan_id}
     assert snapshots[1] == real
-    one = snapshots[plan_id]
-    assert list(read_data_files(read_manifest_list(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
-    assert (one["parent-snapshot-id"], one["schema-id"]) == (1, 0)
-    assert one["sequence-number"] == real["sequence-number"]
-    assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
+    snapshot = snapshots[plan_id]
+    assert list(read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
+    assert (snapshot["parent-snapshot-id"], snapshot["schema-id"]) == (1, 0)
+    assert snapshot["sequence-number"] == real["sequence-number"]
+    assert snapshot["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHERS):
         for query in ("", "?snapshots=refs"):
             assert set(await load_snapshots(late, headers, query)) == {1}
@@ -79,7 +79,7 @@ async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
 async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> None:
     name = (await late.plan(predicate="id = 5"))["name"]
     assert (await late("GET", f"{STANDARD}/{name}")).status == 200
-    asked = [
+    requests = [
         ("GET", f"{STANDARD}/{name}"),
         ("HEAD", f"{STANDARD}/{name}"),
         ("GET", f"{STANDARD}/{name}/credentials"),
@@ -87,7 +87,7 @@ async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> Non
         ("GET", f"/api/v1/tables/db/{name}/files"),
         ("POST", f"/api/v1/tables/db/{name}/explain"),
     ]
-    for method, path in asked:
+    for method, path in requests:
         answer = await late(method, path, {} if method == "POST" else None, headers=PLANS)
         assert answer.status == 404, path
         if method != "HEAD":

@@ -45,14 +45,14 @@ class Late(Api):
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        answer_body: dict[str, Any] = answer.json
+        return answer_body
 
     async def load(self, name: str) -> dict[str, Any]:
         answer = await self("GET", f"{STANDARD}/{name}")
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        body: dict[str, Any] = answer.json
+        return body
 
     async def files_of_plan(self, name: str) -> list[int]:
         """Return the numbers of the files in the plan table with this name."""
@@ -66,10 +66,10 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
 
 
 @asynccontextmanager
-async def late_server(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
+async def late_server(tmp_path: Path, **arguments: Any) -> AsyncIterator[Late]:
     clock = LateClock()
     lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
-    async with running(tmp_path, clock=clock, **lengths, **given) as server:
+    async with running(tmp_path, clock=clock, **lengths, **arguments) as server:
         late = Late(server)
         late.clock = clock
         await late.table()
@@ -193,8 +193,8 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
         for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
-            made = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
-            assert (made["name"] is not None) == named, predicate
+            body = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
+            assert (body["name"] is not None) == named, predicate
 
 
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
@@ -212,10 +212,10 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             await api.table(name, **{"partition-spec": spec})
             await append(api, name, tens(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
-            made = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
-            assert made["name"] is None
-            assert made.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
-            assert ("misread" in made) == (name == "t")
+            new_body = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
+            assert new_body["name"] is None
+            assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
+            assert ("misread" in new_body) == (name == "t")
             (again,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
             assert "misread" not in again
 
@@ -247,23 +247,23 @@ async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     """Otherwise later requests would get too many files while any reader renews the plan."""
     async with late_server(tmp_path, plan_time_budget_s=0) as late:
         new_plans = [await late.plan(predicate="id = 5") for _ in range(3)]
-        assert len({one["name"] for one in new_plans}) == 3
-        assert [await late.files_of_plan(one["name"]) for one in new_plans] == [list(range(30))] * 3
+        assert len({plan["name"] for plan in new_plans}) == 3
+        assert [await late.files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
 async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_path: Path) -> None:
     results = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
-    assert len({one["name"] for one in results}) == 1
+    assert len({result["name"] for result in results}) == 1
     assert len(plans(tmp_path)) == 3
 
 
 async def test_files_of_only_one_server_stay_when_two_make_one_plan(late: Late, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
     results = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
-    (name,) = {one["name"] for one in results}
+    (name,) = {result["name"] for result in results}
     assert len(plans(tmp_path)) == 3
     assert await late.files_of_plan(name) == [0]
-    assert max(one["expires-at-ms"] for one in results) > late.clock.now_ms() + 100_000
+    assert max(result["expires-at-ms"] for result in results) > late.clock.now_ms() + 100_000
 
 
 async def test_plan_table_name_is_valid_until_its_lease_ends(late: Late) -> None:
@@ -281,8 +281,8 @@ async def test_plan_table_name_is_valid_until_its_lease_ends(late: Late) -> None
 
 
 async def test_lease_has_the_requested_length_up_to_the_limit(late: Late) -> None:
-    for asked, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
-        plan = await late.plan(predicate=f"id = {asked}", **{"lease-s": asked})
+    for request, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
+        plan = await late.plan(predicate=f"id = {request}", **{"lease-s": request})
         assert abs(plan["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
 
 
@@ -383,8 +383,8 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: 
     plan = await late.plan(predicate="id = 5")
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert await late.files_of_plan(plan["name"]) == [0]
-    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await late("POST", f"{STANDARD}/t", gone)).status == 200
+    removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await late("POST", f"{STANDARD}/t", removal)).status == 200
     assert await late.files_of_plan(plan["name"]) == [0]
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]

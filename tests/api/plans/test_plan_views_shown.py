@@ -33,8 +33,8 @@ async def view_request(late: Late, **more: Any) -> dict[str, Any]:
 async def make_plan_view(late: Late, **more: Any) -> dict[str, Any]:
     answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late, **more), headers=PLANS)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body
 
 
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(late: Late) -> None:

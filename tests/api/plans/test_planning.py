@@ -396,9 +396,9 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     monkeypatch.setattr(answers, "expression_json", record_encode_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
-    sent = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
-    assert sent.status == 200, sent.raw
-    assert 0 in await pages(planned, sent, headers=headers)
+    answer = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
+    assert answer.status == 200, answer.raw
+    assert 0 in await pages(planned, answer, headers=headers)
     assert threads
     assert threading.get_ident() not in threads
 

@@ -73,13 +73,13 @@ async def page(api: Api, token: str) -> list[int]:
 async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paged: Api) -> None:
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
-    found = []
+    results = []
     for place, token in enumerate(tokens):
         if place == 2:
             await index(paged, range(FILES))
-        found += await page(paged, token)
-    assert len(set(found)) == len(found) < FILES
-    assert set(WANTED) <= set(found)
+        results += await page(paged, token)
+    assert len(set(results)) == len(results) < FILES
+    assert set(WANTED) <= set(results)
     again = await paged("POST", f"{T}/plan", {"filter": FILTER})
     assert [one for token in again.json["plan-tasks"] for one in await page(paged, token)] == list(WANTED)
 
@@ -111,9 +111,9 @@ async def test_cached_answer_is_not_used_after_indexes_changed(paged: Api) -> No
 
 
 async def test_declined_plan_table_is_made_once_an_index_prunes_files(paged: Api) -> None:
-    asked = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
+    request = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
-        assert (await paged("POST", PLAN_TABLES, asked)).json["name"] is None
+        assert (await paged("POST", PLAN_TABLES, request)).json["name"] is None
     await index(paged, range(FILES))
-    made = (await paged("POST", PLAN_TABLES, asked)).json
-    assert (made["files"], made["name"] is not None) == (0, True)
+    body = (await paged("POST", PLAN_TABLES, request)).json
+    assert (body["files"], body["name"] is not None) == (0, True)

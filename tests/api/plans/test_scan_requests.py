@@ -251,8 +251,8 @@ async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api)
     refused = await api("POST", f"{T}/plan", {**body, "seamark": {**own, "residuals": True}})
     assert (refused.status, "residuals: false" in refused.json["error"]["message"]) == (400, True)
     assert len((await api("POST", f"{T}/plan", {**body, "seamark": own})).json["file-scan-tasks"]) == 3
-    made = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
-    assert (made.status, made.json["files"]) == (200, 3)
+    answer = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
+    assert (answer.status, answer.json["files"]) == (200, 3)
     number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
     refused = await api("POST", f"{T}/plan", {"filter": number, "seamark": own})
     assert (refused.status, "lower cannot transform long values" in refused.json["error"]["message"]) == (400, True)

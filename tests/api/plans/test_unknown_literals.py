@@ -59,9 +59,9 @@ def bound(json: Any) -> Expression:
 def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
     for json in (predicate, {"type": "not", "child": predicate}):
-        found = bound(json)
-        assert isinstance(found, AnyOf)
-        assert {child.op.value for child in found.children if isinstance(child, Bound)} == {"is-null", "not-null"}
+        actual = bound(json)
+        assert isinstance(actual, AnyOf)
+        assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
     known = {"type": "eq", "term": "n", "value": 5}
     joined = bound({"type": "and", "left": predicate, "right": known})
     assert isinstance(joined, AllOf)
@@ -117,13 +117,13 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
     rng, widened = random.Random(first_seed()), 0
     for _ in range(25):
         input_condition = condition(rng)
-        found = {
+        actual = {
             mode: Counter(opened.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
             for mode, opened in modes.items()
         }
-        assert found["server"] == found["client"], input_condition
+        assert actual["server"] == actual["client"], input_condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
         if "inf" in repr(input_condition):
             widened += 1
-            assert modes["server"].scan(row_filter=input_condition).count() == found["server"].total(), input_condition
+            assert modes["server"].scan(row_filter=input_condition).count() == actual["server"].total(), input_condition
     assert widened

@@ -94,10 +94,10 @@ class Stored(LiveTable):
     def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self.path("-dv.puffin")
-        data, found = b"PFA1", []
+        data, results = b"PFA1", []
         for name, rows in positions.items():
             blob = vector_bytes(rows)
-            found.append((name, rows, len(data), len(blob)))
+            results.append((name, rows, len(data), len(blob)))
             data += blob
         path.write_bytes(data + b"{}")
         return [
@@ -105,7 +105,7 @@ class Stored(LiveTable):
                 f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
                 content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
-            for name, rows, offset, length in found
+            for name, rows, offset, length in results
         ]  # fmt: skip
 
     def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
@@ -153,7 +153,7 @@ class Stored(LiveTable):
 
     def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
-        found = []
+        results = []
         for file in snapshot.data:
             rows = rows_of(file)
             gone: set[int] = set()
@@ -165,8 +165,8 @@ class Stored(LiveTable):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
                     gone |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
-            found += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
-        return found
+            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
+        return results
 
 
 def numbered() -> list[tuple[int, tuple[str, pa.DataType]]]:

@@ -239,9 +239,9 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
     """Decoding 64 MB would block everything for seconds and take ten times the memory."""
     decode = msgspec.json.decode
 
-    def decode_small_only(data: Any, **given: Any) -> Any:
+    def decode_small_only(data: Any, **arguments: Any) -> Any:
         assert len(data) <= QUICK_BYTES, "a large body is decoded for its digest"
-        return decode(data, **given)
+        return decode(data, **arguments)
 
     monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
     key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}

@@ -128,5 +128,5 @@ async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
         await api.table(name)
     first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
     await api("DELETE", "/v1/namespaces/db/tables/b")
-    rest = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
-    assert [identifier["name"] for identifier in rest["identifiers"]] == ["c", "d"]
+    next_page = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
+    assert [identifier["name"] for identifier in next_page["identifiers"]] == ["c", "d"]

@@ -12,11 +12,11 @@ from tests.api.client import Api
 
 
 async def test_namespace_is_created_with_its_properties_and_loaded(api: Api) -> None:
-    made = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
-    assert made.status == 200
-    assert made.json["namespace"] == ["shop"]
-    assert made.json["properties"]["owner"] == "ann"
-    assert (await api("GET", "/v1/namespaces/shop")).json == made.json
+    answer = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
+    assert answer.status == 200
+    assert answer.json["namespace"] == ["shop"]
+    assert answer.json["properties"]["owner"] == "ann"
+    assert (await api("GET", "/v1/namespaces/shop")).json == answer.json
 
 
 async def test_namespace_always_has_a_location(api: Api) -> None:
@@ -95,8 +95,8 @@ async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: 
     put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
     assert put.status == 200, put.raw
     removals = [f"k{n}" for n in range(90_000)]
-    gone = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
-    assert (len(gone.json["removed"]), len(gone.json["missing"])) == (60_000, 30_000)
+    removal = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
+    assert (len(removal.json["removed"]), len(removal.json["missing"])) == (60_000, 30_000)
 
 
 async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> None:

@@ -219,7 +219,7 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
     kept_metrics_reports = await api.server.components.store.metrics_reports(uuid, None, 10)
-    assert [one.report for one in kept_metrics_reports] == [report]
+    assert [metrics_report.report for metrics_report in kept_metrics_reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
@@ -232,13 +232,13 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
         assert (await api("POST", f"{TABLES}/t/metrics", report)).status == 204
-    listed, token, sizes = [], "", []
+    listing, token, sizes = [], "", []
     while token is not None:
         page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
-        listed += [one["report"]["snapshot-id"] for one in page["reports"]]
+        listing += [one["report"]["snapshot-id"] for one in page["reports"]]
         sizes.append(len(page["reports"]))
         token = page["next-page-token"]
-    assert listed == list(range(40))
+    assert listing == list(range(40))
     assert max(sizes) <= 32
 
 
@@ -324,9 +324,11 @@ async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path
         api = Api(server)
         location = "s3://bucket/lake/db/t"
         staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
-        for asked, given in (("", False), ("vended-credentials", True), ("remote-signing", False)):
-            headers = {"X-Iceberg-Access-Delegation": asked} if asked else {}
+        for request, given in (("", False), ("vended-credentials", True), ("remote-signing", False)):
+            headers = {"X-Iceberg-Access-Delegation": request} if request else {}
             answer = (await api("POST", TABLES, staged, headers=headers)).json
             assert (answer["config"].get("s3.secret-access-key") == "a-secret") is given
             assert bool(answer.get("storage-credentials")) is given
-            assert answer["config"].get("s3.remote-signing-enabled") == ("true" if asked == "remote-signing" else None)
+            assert answer["config"].get("s3.remote-signing-enabled") == (
+                "true" if request == "remote-signing" else None
+            )

@@ -56,7 +56,7 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
     reported = json.loads(done.stdout)
     assert reported.pop("changes")
     assert reported.pop("reads")
-    assert {name: what for name, what in reported.items() if what == "done"} == {
+    assert {name: description for name, description in reported.items() if description == "done"} == {
         "read inside": "done",
         "thread: read inside": "done",
     }

@@ -131,16 +131,16 @@ class Statements(Comparisons):
             return [f"{self.spelled(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
         items, columns = [], []
         for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
-            text, found, name = self.projection(scope, named, depth, outer, kind)
+            text, result, name = self.projection(scope, named, depth, outer, kind)
             if window and kind is None and number == 0:
-                text, found, name = self.window(scope), "long", None
+                text, result, name = self.window(scope), "long", None
             taken = {one.lower() for one, _ in columns}
             if name is None or name.lower() in taken or self.chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
                 name = f"p{number}" if name.lower() in taken else name
                 text = f"{text} {self.rng.choice(['AS ', ''])}{quoted(name)}"
             items.append(text)
-            columns.append((name, found))
+            columns.append((name, result))
         return items, columns
 
     def projection(
@@ -344,7 +344,7 @@ class Statements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
+    def aggregate(self, scope: Scope, named: list[Stored], description: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         correlated_pair = self.correlated_pair(scope, named)
         if correlated_pair is None:
@@ -352,7 +352,9 @@ class Statements(Comparisons):
         table, name, away = correlated_pair
         own = [Column(name, table.columns[name], "qq")]
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
-        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+        return (
+            f"SELECT {description} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+        )
 
     def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""

@@ -31,14 +31,14 @@ def statement(number: int, characters: int = 0) -> str:
 async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
-    def read(text: Any, *given: Any) -> Any:
+    def read(text: Any, *arguments: Any) -> Any:
         if len(text.text) <= SHORT_CHARACTERS_MAX:
-            return real(text, *given)
+            return real(text, *arguments)
         at_once[0] += 1
         at_once[1] = max(at_once)
         assert go.wait(WAIT_S)
         at_once[0] -= 1
-        return real(text, *given)
+        return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
@@ -57,17 +57,17 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
 async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     real, begun, go, order = reading._read, threading.Event(), threading.Event(), []
 
-    def read(text: Any, *given: Any) -> Any:
+    def read(text: Any, *arguments: Any) -> Any:
         order.append(text.text)
         begun.set()
         assert go.wait(WAIT_S)
-        return real(text, *given)
+        return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
 
-        async def rewrite_as(number: int, address: str, who: str) -> Any:
-            with on_behalf_of(address, who):
+        async def rewrite_as(number: int, address: str, principal: str) -> Any:
+            with on_behalf_of(address, principal):
                 return await new_rewriter.rewrite(statement(number), SESSION)
 
         many = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]

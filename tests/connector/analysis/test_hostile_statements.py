@@ -30,9 +30,9 @@ TWICE = {
 def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, weaken = Counter[str](), conditions.weaken
 
-    def count_calls(*given: Any) -> Any:
+    def count_calls(*arguments: Any) -> Any:
         calls["weaken"] += 1
-        return weaken(*given)
+        return weaken(*arguments)
 
     monkeypatch.setattr(conditions, "weaken", count_calls)
     queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
@@ -101,11 +101,11 @@ class _Unwalked(list[Any]):
 
 def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
-    found = tree.find(exp.In)
-    values = found.args["expressions"]
-    found.args["expressions"] = _Unwalked(values)
+    result = tree.find(exp.In)
+    values = result.args["expressions"]
+    result.args["expressions"] = _Unwalked(values)
     replace_node(values[1], exp.Literal.number(9))
-    found.args["expressions"] = [found.args["expressions"][number] for number in range(3)]
+    result.args["expressions"] = [result.args["expressions"][number] for number in range(3)]
     assert tree.sql() == "SELECT x IN (1, 9, 3)"
 
 

@@ -45,7 +45,7 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
 
 
 @pytest.mark.parametrize(
-    ("statement", "session", "expected", "asked"),
+    ("statement", "session", "expected", "request"),
     [
         ("SELECT * FROM t WHERE id = 1", SESSION, "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1", ("db", "t")),
         (
@@ -69,13 +69,13 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
     ],
 )
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
-    statement: str, session: Session, expected: str, asked: tuple[str, ...]
+    statement: str, session: Session, expected: str, request: tuple[str, ...]
 ) -> None:
     done, wanted = await rewritten(statement, session)
     assert done.statement == expected
-    assert [one.table for one in wanted] == [asked]
+    assert [one.table for one in wanted] == [request]
     assert (done.files, done.considered_files) == (1, 100)
-    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
+    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(request)}=1/100; ms=")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
     count = 0
     parse = Parser.parse
 
-    def counting(self: Parser, *given: Any) -> Any:
+    def counting(self: Parser, *arguments: Any) -> Any:
         nonlocal count
         count += 1
-        return parse(self, *given)
+        return parse(self, *arguments)
 
     monkeypatch.setattr(Parser, "parse", counting)
     server = Seamark()
@@ -374,7 +374,7 @@ def test_session_is_read_from_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("utc", "trust", "column", "asked"),
+    ("utc", "trust", "column", "request"),
     [
         (True, True, "at", True),
         (True, False, "at", False),
@@ -383,13 +383,13 @@ def test_session_is_read_from_the_headers() -> None:
     ],
 )
 async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
-    utc: bool, trust: bool, column: str, asked: bool
+    utc: bool, trust: bool, column: str, request: bool
 ) -> None:
     server = Seamark()
     async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as new_rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
         done = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
-        assert (done.statement is not None) == asked
+        assert (done.statement is not None) == request
 
 
 # Limits of time
@@ -428,11 +428,11 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     real = reading._read
     go, reads = Event(), 0
 
-    def slow(*given: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         go.wait()
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(reading, "_read", slow)
     async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as new_rewriter:

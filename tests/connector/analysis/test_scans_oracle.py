@@ -157,8 +157,8 @@ def likes_sql(either: tuple[Like, ...]) -> str:
 
 def check_bound(statements: Statements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
-    stored = next(table for table in statements.tables if table.name.lower() == scan.table)
-    fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
+    stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
+    fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
@@ -212,7 +212,9 @@ def check_same(
     Return the number of rows that joins alone leave out.
     """
     new, names, left_out = prune(rng, connection, text, scans)
-    requested_text = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in scans)
+    requested_text = "\n".join(
+        f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
+    )
     shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
     try:
         rows = rows_of(connection, new)
@@ -284,7 +286,7 @@ def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
             text = statements.query(rng.choice([1, 2]))
             alone, inside = find_scans(text, columns_of=reported), immediate(text)
             scans = find_scans(inside, columns_of=reported)
-            assert [one.predicate for one in scans] == [one.predicate for one in alone], text
+            assert [scan.predicate for scan in scans] == [one.predicate for one in alone], text
             expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
@@ -295,7 +297,7 @@ def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
     text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
     scans = find_scans(text, columns_of=lambda names: columns[names[2]])
-    assert [one.predicate for one in scans] == [None, None, None, None, '"k" = 2']
+    assert [scan.predicate for scan in scans] == [None, None, None, None, '"k" = 2']
     with duckdb.connect() as connection:
         for name in columns:
             connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")

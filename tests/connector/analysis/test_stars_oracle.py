@@ -197,7 +197,7 @@ def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter
 
 
 def count(counts: Counter[str], scans: Sequence[Scan]) -> None:
-    joins = [join for one in scans for join in one.joins]
+    joins = [join for scan in scans for join in scan.joins]
     counts["queries"] += 1
     counts["periods"] += any(join.transform != "identity" for join in joins)
     counts["alternatives"] += any(join.any_of is not None for join in joins)

@@ -207,8 +207,8 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
         async with rewriter(server) as new_rewriter:
             done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (done.statement is None) == (refused == "top")
-        asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert asked == [one for one in others if (refused, one) != ("v", "mid")], (
+        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
+        assert request == [one for one in others if (refused, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused != "top":

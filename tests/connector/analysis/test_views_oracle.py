@@ -78,7 +78,7 @@ def make_views(
 
 def without_views(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
     """Return the scans without those of views. The joins among the remaining scans stay."""
-    numbers = {number: left for left, number in enumerate(n for n, one in enumerate(scans) if one.table not in views)}
+    numbers = {number: left for left, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)}
     return tuple(
         replace(
             scans[number],

@@ -237,7 +237,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
         "d": f"DATE '2026-01-0{number + 1}'",
     }
     given = value[kind]
-    found = rng.choice(
+    result = rng.choice(
         [
             *[f"{field} {op} {given}"] * 4,
             f"{field} IN ({given}, {given})",
@@ -247,7 +247,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
             f"CASE WHEN {field} < {given} THEN 1 ELSE 2 END = 1",
         ]
     )
-    return f"NOT ({found})" if rng.random() < 0.15 else found
+    return f"NOT ({result})" if rng.random() < 0.15 else result
 
 
 def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:

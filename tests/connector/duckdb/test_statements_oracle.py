@@ -66,10 +66,10 @@ class Tables:
             return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
 
         joins = self.found[path[-1]].joins
-        known = [
+        known_joins = [
             join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from joins_sql(rng, tuple(one for one in known if self.is_known(one.scan)), path, partner)
+        yield from joins_sql(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, partner)
 
 
 def scans_of(
@@ -144,19 +144,19 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, found = scans_of(rng, statement, statements.tables)
+        stored, result = scans_of(rng, statement, statements.tables)
     except UnsupportedStatement as why:
         counts[f"unsupported: {why}"] += 1
         counts["unsupported"] += 1
         return
-    counts["understood"] += bool(found)
-    counts["scans"] += len(found)
-    counts["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
-    counts["joins"] += sum(len(one.joins) for one in found)
-    counts["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
-    new = prune(rng, connection, statement, Tables(found, stored))
+    counts["understood"] += bool(result)
+    counts["scans"] += len(result)
+    counts["predicates"] += sum(one.predicate is not None for one in result if one.table in stored)
+    counts["joins"] += sum(len(one.joins) for one in result)
+    counts["periods"] += any(join.transform != "identity" for one in result for join in one.joins)
+    new = prune(rng, connection, statement, Tables(result, stored))
     shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
-        f"{one.table}: {one.predicate} {one.joins}" for one in found
+        f"{one.table}: {one.predicate} {one.joins}" for one in result
     )
     try:
         rows = _rows(connection, new)

@@ -150,8 +150,8 @@ class Life:
         self._post(f"/v1/namespaces/db/tables/{self._name}", {"requirements": [], "updates": updates})
 
     def _metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
-        return found
+        result: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
+        return result
 
     # Rows
 
@@ -173,9 +173,11 @@ class Life:
         return Counter(tuple(column.frozen(column.of(row)) for column in self._columns) for row in rows)
 
     def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
-        found = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
-        assert found.column_names == [column.name for column in columns]
-        values = [map(column.frozen, column.plain(_array(found.column(place)))) for place, column in enumerate(columns)]
+        actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
+        assert actual.column_names == [column.name for column in columns]
+        values = [
+            map(column.frozen, column.plain(_array(actual.column(place)))) for place, column in enumerate(columns)
+        ]
         return Counter(zip(*values, strict=True))
 
     # Steps
@@ -216,7 +218,7 @@ class Life:
         remaining_columns = [column for column in self._columns if column not in self._keys]
         ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
         by = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
-        given = (
+        input_remaining_columns = (
             rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
             if remaining_columns and rng.random() < 0.3
             else None
@@ -228,12 +230,12 @@ class Life:
             self._arrow(rows),
             keys=[key.name for key in self._keys],
             precombine=None if by is None else by.name,
-            columns=None if given is None else [column.name for column in given],
+            columns=None if input_remaining_columns is None else [column.name for column in input_remaining_columns],
             mode=mode,
             strategy=strategy,
         )
-        self._replace(rows, by, given)
-        return f"{mode}, {strategy}, by {by}, of {given}: {rows}"
+        self._replace(rows, by, input_remaining_columns)
+        return f"{mode}, {strategy}, by {by}, of {input_remaining_columns}: {rows}"
 
     def _unlocated(self) -> str:
         rows = self._batch()

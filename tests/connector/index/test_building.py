@@ -110,11 +110,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
         listings = 0
 
-        def build_files(self, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        def build_files(self, *arguments: Any, **more: Any) -> Iterator[dict[str, Any]]:
             self.listings += 1
             if self.listings == 2:
                 repartition()
-            return super().build_files(*given, **more)
+            return super().build_files(*arguments, **more)
 
     paged = Paged(client.url)
     report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL)
@@ -293,8 +293,8 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
         (("db.t", "nope"), 1, "no index 'nope'"),
         (("db.t", "b", "--engine", "hand"), 2, "hand"),
     ):
-        found, text = seamark(client.url, "build", *arguments)
-        assert (found, expected in text) == (code, True), text
+        actual, text = seamark(client.url, "build", *arguments)
+        assert (actual, expected in text) == (code, True), text
 
 
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:

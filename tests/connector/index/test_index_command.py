@@ -76,8 +76,8 @@ def test_index_commands_print_json(url: str) -> None:
     seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
     _, _, shown = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
     assert json.loads("{" + shown)["fpp"] == 0.25
-    listed = seamark(url, "list", "db.t", "--json")[1]
-    assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
+    listing = seamark(url, "list", "db.t", "--json")[1]
+    assert json.loads(listing[listing.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
 def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pyt
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(url, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(url, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

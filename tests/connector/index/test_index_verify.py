@@ -227,8 +227,8 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(client.url, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(client.url, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

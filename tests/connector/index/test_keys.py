@@ -70,7 +70,7 @@ def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient
 
 def numbers(client: IndexClient) -> list[tuple[str, int]]:
     values = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
-    return sorted((repr(one["x"]), one["n"]) for one in values)
+    return sorted((repr(value["x"]), value["n"]) for value in values)
 
 
 def doubles(*given: tuple[float, float, int]) -> pa.Table:

@@ -34,10 +34,10 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
     held_values = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for row in held_values:
-        found.setdefault(row["_file"], []).append(row["id"])
-    return found
+        result.setdefault(row["_file"], []).append(row["id"])
+    return result
 
 
 @pytest.mark.parametrize("spec", [BY_BUCKET, WITH_PART], ids=["bucket", "bucket and part"])
@@ -83,10 +83,10 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         keys = pa.table({"id": [1, 2, 3]})
         works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
 
-        def after_writer(*given: Any, **named: Any) -> Any:
+        def after_writer(*arguments: Any, **named: Any) -> Any:
             if works:
                 works.pop()()
-            return commit(*given, **named)
+            return commit(*arguments, **named)
 
         monkeypatch.setattr(replacements, "commit", after_writer)
         report = split_buckets(client, "db.t")

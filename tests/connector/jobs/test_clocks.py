@@ -73,10 +73,10 @@ class MachineClock(SystemClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
     """Return a clock that also gives files their times."""
-    clock, listed = MachineClock(), LocalObjects.list
+    clock, listing = MachineClock(), LocalObjects.list
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in listed(self, prefix):
+        async for info in listing(self, prefix):
             yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)

@@ -141,8 +141,8 @@ def test_random_histories_with_clusterings_keep_the_rows(
 
     within = iter(range(within_max))
 
-    def rewrite_and_change(*given: Any) -> Any:
-        new = rewrite(*given)
+    def rewrite_and_change(*arguments: Any) -> Any:
+        new = rewrite(*arguments)
         if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
         return new

@@ -75,9 +75,9 @@ def snapshots(table: Table) -> list[int]:
 
 
 def instants(served: Served) -> list[Any]:
-    found = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
-    assert isinstance(found, list)
-    return found
+    actual = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
+    assert isinstance(actual, list)
+    return actual
 
 
 def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
@@ -201,13 +201,15 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         rows_of_first = read(client, first)
         commit, calls = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
                 created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await served.server.components.engine_commits.commit_table(given[0], ("db",), "t", [created], [update])
-            return await commit(self, *given)
+                await served.server.components.engine_commits.commit_table(
+                    arguments[0], ("db",), "t", [created], [update]
+                )
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
@@ -330,8 +332,8 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
         before, location = stored_files(table), table.metadata_location
         commit = server.Expiration._commit
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
-            instant = await commit(self, *given)
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
+            instant = await commit(self, *arguments)
             body = {"name": "again", "metadata-location": location}
             path = f"{served.url}/v1/namespaces/db/register"
             async with served.server.http.post(path, json=body) as answer:
@@ -352,12 +354,12 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
         first = snapshots(table)[0]
         commit, plans = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
             if not plans:
                 body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
                 async with served.server.http.post(f"{served.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
                     plans.append((await answer.json())["name"])
-            return await commit(self, *given)
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
@@ -372,8 +374,8 @@ def test_expiration_succeeds_while_writers_keep_committing(
         table = history(client, catalog)
         plan, attempts = server.Expiration._plan, []
 
-        async def overtaken(self: server.Expiration, *given: Any) -> Any:
-            removal = await plan(self, *given)
+        async def overtaken(self: server.Expiration, *arguments: Any) -> Any:
+            removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
             # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always

@@ -149,10 +149,10 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         report = rewrite_manifests(client, "db.t")
         assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
         assert report["partition-manifests-before"] == 30
-        found = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
-        assert sum(found) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
-        assert max(found) <= 2 + report["manifests-after"] // 3
-        assert 3 <= report["manifests-after"] <= sum(found) <= report["manifests-after"] + 2
+        actual = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
+        assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
+        assert max(actual) <= 2 + report["manifests-after"] // 3
+        assert 3 <= report["manifests-after"] <= sum(actual) <= report["manifests-after"] + 2
 
 
 def test_rewrite_keeps_the_changes_of_concurrent_writers(
@@ -170,10 +170,10 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         commit = ManifestRewrite._commit
         works: list[Callable[[], Any]] = []
 
-        async def after_writer(self: ManifestRewrite, *given: Any) -> Any:
+        async def after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
             if works:
                 await asyncio.to_thread(works.pop())
-            return await commit(self, *given)
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
         # The writer must commit while the lock is free; in the server, this happens just before the lock is

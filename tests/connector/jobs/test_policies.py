@@ -146,10 +146,10 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
         deep = ("deep", *("a",) * (LEVELS_MAX - 1))
         names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
-        made = await Api(served.server)(
+        answer = await Api(served.server)(
             "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
         )
-        assert made.status == 200, made.raw
+        assert answer.status == 200, answer.raw
 
     served.run(make())
     served.run(watch.sweep(look))
@@ -172,8 +172,8 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient,
     served.run(watch.sweep(look))
     assert seen["t"]["seamark.compaction.min-files"] == "7"
     assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
-    found = served.run(watch.find(("a", "b"), "t"))
-    assert found[1].properties == seen["t"]
+    actual = served.run(watch.find(("a", "b"), "t"))
+    assert actual[1].properties == seen["t"]
     assert compact(nested, "a.b.t", dry_run=True).files_before == 0
     assert expire(nested, "a.b.t", dry_run=True).snapshots == 5
     assert nested.health("a.b.t")["expired-snapshots"] == 5
@@ -193,8 +193,10 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested: Ind
     """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         call(nested, *arguments, "--set", "seamark.services.launcher=local")
-        (shown,) = [name for name in load_policy(nested, "a.b.t")["properties"] if name["name"].endswith("launcher")]
-        assert shown["ignored"] == "the server permits worker (setting services_launchers)"
+        (shown_name,) = [
+            name for name in load_policy(nested, "a.b.t")["properties"] if name["name"].endswith("launcher")
+        ]
+        assert shown_name["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(call(nested, "a.b.t").output.split())
         (problem,) = [one for one in nested.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")

@@ -137,10 +137,10 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 
             works = [write]
 
-            def after_writer(*given: Any, works: list[Any] = works, **named: Any) -> Any:
+            def after_writer(*arguments: Any, works: list[Any] = works, **named: Any) -> Any:
                 if works:
                     works.pop()()
-                return commit(*given, **named)
+                return commit(*arguments, **named)
 
             with monkeypatch.context() as patched:
                 patched.setattr(replacements, "commit", after_writer)

@@ -133,8 +133,8 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     merge(paths, out, pa.schema([schema.field(name) for name in kept_names]))
     expected = pa.concat_tables(parts).select(kept_names)
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
-        got = file.read()
-    assert got.cast(expected.schema).equals(expected), seed
+        actual = file.read()
+    assert actual.cast(expected.schema).equals(expected), seed
     counts = ", ".join(f'count("{name}")' for name in kept_names)
     counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
     assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed

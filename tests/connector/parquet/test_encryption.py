@@ -137,7 +137,7 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
             assert (index is None) == (source.offset_index(group, old) is None)
             if index is None:
                 continue
-            found = []
+            results = []
 
             class _Nowhere:
                 at = 0
@@ -145,9 +145,9 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
                 def write(self, data: bytes) -> None:
                     self.at += len(data)
 
-            found = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
-            ends = [begin for begin, _, _ in found[1:]] + [int(copied.ends[column])]
-            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(found, ends, strict=True)]
+            results = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
+            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
             assert _footer.move_pages(index, table) == index
 

@@ -85,7 +85,7 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
     """Return the field ids in the form that DuckDB accepts."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in schema:
         kind, children = field.type, dict[str, Any]()
         if pa.types.is_struct(kind):
@@ -96,8 +96,8 @@ def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
         elif pa.types.is_list(kind):
             children = {"element": next(iter(_field_ids(pa.schema([kind.value_field])).values()))}
         number = int(field.metadata[b"PARQUET:field_id"])
-        found[field.name] = {"__duckdb_field_id": number, **children} if children else number
-    return found
+        result[field.name] = {"__duckdb_field_id": number, **children} if children else number
+    return result
 
 
 def _duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:

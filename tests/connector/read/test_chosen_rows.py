@@ -81,8 +81,8 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
         read = read_chosen(reading, opened.storage, list(zip(tasks, chosen, strict=True)))
         for rows, whole, positions in zip(read, everything, chosen, strict=True):
             is_chosen = np.isin(whole.column(len(names)).to_numpy(), positions)
-            found = pa.Table.from_batches(rows, whole.schema)
-            assert found.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
+            actual = pa.Table.from_batches(rows, whole.schema)
+            assert actual.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
     assert {name for names_of_group in coded for name in names_of_group} >= {"few"}
     assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
 

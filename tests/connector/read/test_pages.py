@@ -71,18 +71,18 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
     return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
 
 
-def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
+def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
     first = read = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
         wanted = some_rows(rng, rows)
-        found = pages.read(number, names, wanted)
-        if found is not None:
+        actual = pages.read(number, names, wanted)
+        if actual is not None:
             read += 1
             expected = of.select(names).take(pa.array(first + wanted))
-            assert pa.Table.from_batches([found]).equals(expected.combine_chunks()), (said, number, wanted)
+            assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted)
         first += rows
     return read
 
@@ -171,10 +171,10 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
             broken[source.randrange(at, at + size)] ^= source.randrange(1, 256)
         pages, _ = open_pages(bytes(broken))
         expected = np.sort(np.array(source.sample(range(30_000), 3)))
-        found = pages.read(0, ["n"], expected)
-        none += found is None
-        if found is not None:
-            assert found.column(0).to_pylist() == of.column(0).take(pa.array(expected)).to_pylist()
+        actual = pages.read(0, ["n"], expected)
+        none += actual is None
+        if actual is not None:
+            assert actual.column(0).to_pylist() == of.column(0).take(pa.array(expected)).to_pylist()
     assert none > 40
 
 

@@ -106,8 +106,8 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
     what, children = tree
     if what == "not":
         return evaluate(children[0], row, negated=not negated)
-    found = [evaluate(child, row, negated=negated) for child in children]
-    return any(found) if (what == "or") != negated else all(found)
+    results = [evaluate(child, row, negated=negated) for child in children]
+    return any(results) if (what == "or") != negated else all(results)
 
 
 # Whole tables
@@ -177,17 +177,17 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         in_text = rng.random() < 0.5
         where: Any = None if turn < 4 else sql_text(tree) if in_text else filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
-        found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
+        actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
         for path, at, row in stored.live_rows(snapshot):
             held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
-        got = [normal(value.values()) for value in found.to_arrow().to_pylist()] if names else None
+        got = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if got is None:
-            assert sum(batch.num_rows for batch in found) == len(rows), message
+            assert sum(batch.num_rows for batch in actual) == len(rows), message
         else:
             assert sorted(got, key=repr) == sorted(rows, key=repr), message
         seen["some" if rows else "none"] += 1
@@ -208,9 +208,9 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: S
     stored = served.run(make())
     path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
-    found = scan(client, "db.t", ["name"], "id IN (7, 500)")
-    assert found.to_arrow().to_pylist() == [{"name": "n500"}]
-    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 49)
+    actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
+    assert actual.to_arrow().to_pylist() == [{"name": "n500"}]
+    assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 49)
     with pytest.raises(Unreadable):
         scan(client, "db.t", ["name"], "id IN (7, 500)", bitmaps=False).to_arrow()
 
@@ -253,10 +253,10 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
     whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
     path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, _: group in groups)
-    found = scan(client, "db.t", where=where)
-    assert found.to_arrow().to_pylist() == whole
+    actual = scan(client, "db.t", where=where)
+    assert actual.to_arrow().to_pylist() == whole
     assert len(whole) > 0
-    assert found.counts.row_groups == len(groups)
+    assert actual.counts.row_groups == len(groups)
     with pytest.raises(Unreadable, match="cannot be read"):
         scan(client, "db.t").to_arrow()
 
@@ -272,9 +272,9 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
     stored = served.run(make())
     path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column == "id" or group == 7)
-    found = scan(client, "db.t", ["name", "id"], "id = 51")
-    assert found.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
-    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 9)
+    actual = scan(client, "db.t", ["name", "id"], "id = 51")
+    assert actual.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
+    assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 9)
 
 
 def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
@@ -288,14 +288,14 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
     (task,) = plan(client, opened)
     expected = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
     cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
-    found = []
+    values = []
     for start, end in pairwise(cuts):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
-        found.append(
+        values.append(
             [value for batch in read_task(part, expected, opened.storage) for value in batch["id"].to_pylist()]
         )
-    assert [one for part in found for one in part] == list(range(500))
-    assert [bool(part) for part in found] == [False, True, True, False]
+    assert [one for part in values for one in part] == list(range(500))
+    assert [bool(part) for part in values] == [False, True, True, False]
     some_task = read_task(task, expected, opened.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 
@@ -332,9 +332,9 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, clien
 
     served.run(make())
     for limit, files in ((0, 0), (1, 1), (100, 1), (101, 2), (1000, 3)):
-        found = scan(client, "db.t", limit=limit)
-        assert found.to_arrow().num_rows == min(limit, 300)
-        assert found.counts.files == files
+        actual = scan(client, "db.t", limit=limit)
+        assert actual.to_arrow().num_rows == min(limit, 300)
+        assert actual.counts.files == files
     table = scan(client, "db.t", ["id"], "id < 2").reader().read_all()
     assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
 

@@ -71,10 +71,12 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     for _ in range(12):
         numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed)[:1]
         where = f"id IN ({', '.join(map(str, numbers))})"
-        found = scan(client, "db.t", ["price", "id", "word"], where)
-        rows = sorted(found.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
-        assert rows == rows_of(model, sorted({one for one in numbers if one in model})), f"seed {seed}: {where}"
-        by_pages += found.counts.row_groups_by_pages
+        result = scan(client, "db.t", ["price", "id", "word"], where)
+        rows = sorted(result.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
+        assert rows == rows_of(model, sorted({number for number in numbers if number in model})), (
+            f"seed {seed}: {where}"
+        )
+        by_pages += result.counts.row_groups_by_pages
     assert by_pages > 5, f"seed {seed}"
     first = next(iter(changed))
     placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()

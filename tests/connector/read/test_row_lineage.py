@@ -26,8 +26,8 @@ Row = tuple[Any, ...]
 def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
     """Return (row id, last updated sequence number) for each `id`."""
     values = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
-    assert len({one["id"] for one in values}) == len(values)
-    return {one["id"]: (one["_row_id"], one["_last_updated_sequence_number"]) for one in values}
+    assert len({value["id"] for value in values}) == len(values)
+    return {value["id"]: (value["_row_id"], value["_last_updated_sequence_number"]) for value in values}
 
 
 def sequence(client: SeamarkClient) -> int:
@@ -78,25 +78,28 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
     for step in range(14):
         note = f"seed {seed}, spec {spec}, step {step}"
         some_numbers = rng.sample(range(50), 8)
-        lands = {one: rng.choice(("de", "fr", None)) for one in some_numbers}
-        known = {one for one in some_numbers if one in model.rows}
+        lands = {number: rng.choice(("de", "fr", None)) for number in some_numbers}
+        known = {number for number in some_numbers if number in model.rows}
         mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
         match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
             case "append":
-                given = {one: (one, lands[one], step, "new") for one in some_numbers if one not in known}
+                given = {number: (number, lands[number], step, "new") for number in some_numbers if number not in known}
                 append(client, "db.t", rows(*given.values()))
                 model.rows |= given
                 if given:
                     model.check(client, model.ids.keys() & model.rows.keys(), set(), set(given), f"{note}, append")
             case "upsert":
-                given = {one: (one, lands[one], step, "whole") for one in some_numbers}
+                given = {number: (number, lands[number], step, "whole") for number in some_numbers}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], mode=mode)
                 remaining_rows = set(model.rows) - known
                 model.rows |= given
                 changed = known if mode == COPY_ON_WRITE else set()
                 model.check(client, remaining_rows, changed, set(given) - changed, f"{note}, {mode}")
             case "combined":
-                given = {one: (one, lands[one], rng.choice((step - 3, step + 1)), "later") for one in some_numbers}
+                given = {
+                    number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
+                    for number in some_numbers
+                }
                 stale = {one for one in known if model.rows[one][2] > given[one][2]}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], precombine="ts", mode=mode)
                 remaining_rows = set(model.rows) - known | stale
@@ -104,12 +107,12 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 if len(stale) < len(given):
                     model.check(client, remaining_rows, known - stale, set(given) - known, f"{note}, combined, {mode}")
             case "partial":
-                given = {one: (one, lands[one], step, None) for one in some_numbers}
+                given = {number: (number, lands[number], step, None) for number in some_numbers}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], columns=["ts"], mode=mode)
                 remaining_rows, new = set(model.rows) - known, set(given) - known
-                for one in some_numbers:
-                    was = model.rows.get(one, (one, None, None, None))
-                    model.rows[one] = (one, was[1], step, was[3])
+                for number in some_numbers:
+                    was = model.rows.get(number, (number, None, None, None))
+                    model.rows[number] = (number, was[1], step, was[3])
                 model.check(client, remaining_rows, known, new, f"{note}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
@@ -178,4 +181,10 @@ def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClie
     upsert(client, "db.t", rows_with_ids((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
     upsert(client, "db.t", rows_with_ids((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
     values = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
-    assert [tuple(one.values()) for one in values] == [(1, 1, 11), (2, 5, 20), (3, 6, 32), (4, 8, 40), (5, None, 50)]
+    assert [tuple(value.values()) for value in values] == [
+        (1, 1, 11),
+        (2, 5, 20),
+        (3, 6, 32),
+        (4, 8, 40),
+        (5, None, 50),
+    ]

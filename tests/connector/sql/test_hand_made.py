@@ -67,12 +67,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served.stop()
 
 
-def value(given: Any) -> Any:
+def value(arguments: Any) -> Any:
     """Return the value in a comparable form.
 
     Numbers become floats, because DuckDB's sums and quotients have other types.
     """
-    return comparable(float(given) if isinstance(given, int | Decimal) and not isinstance(given, bool) else given)
+    return comparable(
+        float(arguments) if isinstance(arguments, int | Decimal) and not isinstance(arguments, bool) else arguments
+    )
 
 
 def rows_of(table: pa.Table) -> Counter[str]:

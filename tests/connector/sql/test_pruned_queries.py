@@ -68,9 +68,9 @@ def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Serve
 def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
     with SqlSession(served.url) as session:
         text = "SELECT count(*) FROM db.t1 a JOIN db.t2 b ON a.id = b.id WHERE b.name = 'nothing has this name'"
-        found = session.sql(text)
-        assert found.explanation.tables[0].joins == (("id", 0),)
-        assert found.to_arrow().column(0).to_pylist() == [0]
+        actual = session.sql(text)
+        assert actual.explanation.tables[0].joins == (("id", 0),)
+        assert actual.to_arrow().column(0).to_pylist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
             text = queries.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
-            found = session.sql(text)
+            actual = session.sql(text)
             for name in TABLES:
                 text = text.replace(
                     f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
                 )
-            assert rows_of(found) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
+            assert rows_of(actual) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
         with pytest.raises(BadRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"

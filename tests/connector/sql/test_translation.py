@@ -172,13 +172,13 @@ def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> Non
         None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
         for text in texts
     ]
-    found, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    actual, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
-        for query in (found, twice):
+        for query in (actual, twice):
             assert [row[0] for row in db.execute(query.text).fetchall()] == expected
-    assert found.text.count("c2") == twice.text.count("c2")
+    assert actual.text.count("c2") == twice.text.count("c2")
 
 
 def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
@@ -187,7 +187,7 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
     expected = ("SELECT r0.c0 AS c0, r0.c2 AS c1", f"FROM {source}", "WHERE (r0.c2 = 'it''s')")
     assert query.text == " ".join(expected)
     assert [name for name, _ in query.columns] == ["a; DROP", "NAME"]
-    assert list(text.tables[0].used) == ["id", "name"]
+    assert list(query.tables[0].used) == ["id", "name"]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ _TABLES = {
 
 
 def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
-    found = {}
+    result = {}
     for name in sorted(names):
         prefix, _, rest = name.partition("_")
         if prefix == _TABLES[node.name.lower()]:
@@ -314,8 +314,8 @@ def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType
                 BIGINT if rest.endswith("key") else INTEGER if rest in ("size", "availqty", "linenumber") else VARCHAR
             )
             kind = decimal(12, 2) if rest in _DECIMALS else DATE if rest.endswith("date") else kind
-            found[name] = kind
-    return found
+            result[name] = kind
+    return result
 
 
 def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
@@ -324,11 +324,11 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
     queries = [part for part in text.split(";") if part.strip()]
     with closing(open_connection(DuckDBLimits(memory_bytes=256 << 20))) as con:
         for query in queries:
-            found = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
-            for table in found.tables:
+            result = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
+            for table in result.tables:
                 empty = (f"CAST(NULL AS {duckdb_name(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values()))
                 con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")
-            con.execute(found.text).fetchall()
+            con.execute(result.text).fetchall()
     assert len(queries) == 22
 
 

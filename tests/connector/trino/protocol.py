@@ -142,13 +142,13 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
-        asked = json.loads(body)
+        plan_request = json.loads(body)
         if route == "plan-snapshots":
-            seamark.renewed.append((path, asked))
+            seamark.renewed.append((path, plan_request))
             return web.json_response({"found": 1})
-        seamark.asked.append((path, asked))
+        seamark.asked.append((path, plan_request))
         await asyncio.sleep(wait_s)
-        new_plan = plan(path, asked) if plan is not None else {}
+        new_plan = plan(path, plan_request) if plan is not None else {}
         if isinstance(new_plan, int):
             error = {"message": "no", "type": "NoSuchTableException" if new_plan == 404 else "Fake", "code": new_plan}
             return web.json_response({"error": error}, status=new_plan)

@@ -137,8 +137,8 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(2):  # The connection still works for the second request.
-            found, headers, body = await rig.ask(method, "/v1/statement/executing/x")
-            assert (found, body, headers["ETag"]) == (status, b"", '"1"')
+            actual, headers, body = await rig.ask(method, "/v1/statement/executing/x")
+            assert (actual, body, headers["ETag"]) == (status, b"", '"1"')
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
@@ -176,13 +176,13 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await response.write_eof()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as got:
-        await got.content.readexactly(MIB)
+    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as result:
+        await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held = sent - MIB
         assert held < 24 * MIB, held  # Most of the answer is in buffers of sockets.
         size = MIB
-        async for chunk in got.content.iter_any():
+        async for chunk in result.content.iter_any():
             size += len(chunk)
         assert size == 256 * MIB
 

@@ -186,7 +186,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
     async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
         sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
-        (_, _, posted, text), *followed = (asked for asked in trino.fake.seen if asked[1] != TARGET)
+        (_, _, posted, text), *followed = (request for request in trino.fake.seen if request[1] != TARGET)
         assert {target.partition("?")[0] for _, target, _, _ in followed} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",

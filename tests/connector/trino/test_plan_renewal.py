@@ -83,7 +83,7 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
             now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
-    assert all(asked == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, asked in seamark.renewed)
+    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewed)
     return [path for path, _ in seamark.renewed]
 
 

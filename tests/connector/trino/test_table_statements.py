@@ -176,7 +176,7 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
         refused = await post(rig, MERGE)
         assert refused["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
-        ended = [await follow(rig, one) for one in answers]
+        ended = [await follow(rig, answer) for answer in answers]
         assert all("data" in one for one in ended)
         assert len(jobs.ran) == len(answers)
 

@@ -49,12 +49,12 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
 
 def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Return the ids that PyIceberg reads, by land."""
-    found: dict[str | None, list[int]] = {}
+    result: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
-            found.setdefault(row["land"], []).append(row["id"])
-    return found
+            result.setdefault(row["land"], []).append(row["id"])
+    return result
 
 
 def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, served: Served) -> None:
@@ -195,9 +195,9 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
     left, real = list(answers), IndexClient._request
 
-    def request(self: IndexClient, method: str, path: str, *given: Any, **more: Any) -> bytes:
+    def request(self: IndexClient, method: str, path: str, *arguments: Any, **more: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *given, **more)
+            return real(self, method, path, *arguments, **more)
         status, kind = left.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 

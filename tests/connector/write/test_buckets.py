@@ -31,8 +31,8 @@ def ids(keys: list[int], land: str | None = None) -> pa.Table:
 
 
 def load_metadata(client: IndexClient) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
-    return found
+    result: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
+    return result
 
 
 def fields(client: IndexClient) -> list[tuple[str, str, int]]:
@@ -147,7 +147,10 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
     actual_bucket_sizes = bucket_sizes(client, "db.t")
-    assert [(one.column, one.buckets, one.advice, one.skew) for one in actual_bucket_sizes] == [
+    assert [
+        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew)
+        for bucket_size in actual_bucket_sizes
+    ] == [
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),
     ]
@@ -282,10 +285,10 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     others = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
     real = buckets._update
 
-    def overtaken(*given: Any) -> Any:
+    def overtaken(*arguments: Any) -> Any:
         if others:
             set_spec(client, *others.pop(0))
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(buckets, "_update", overtaken)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
@@ -321,11 +324,11 @@ def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient)
         resize(client, "db.t", buckets=count)
     # Only every other key is upserted, so that old files keep rows and stay.
     upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
-    kept = client.explain("db.t", "id = 7", files=True).kept
-    assert kept is not None
-    actual = {tuple(one["partition"].items()) for one in kept}
+    original = client.explain("db.t", "id = 7", files=True).kept
+    assert original is not None
+    actual = {tuple(one["partition"].items()) for one in original}
     assert actual == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}
-    assert len(kept) == 2
+    assert len(original) == 2
 
 
 # The command
@@ -368,6 +371,6 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("t",), 2, "not the name of a table"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(client, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(client, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

@@ -65,10 +65,10 @@ class Writers:
             while not self.stop.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                step, before, begun = made(number), self.spec_id, time.monotonic()
+                step, before, start_s = made(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
-                self.taken[number] = Taken(step, attempts, time.monotonic() - begun, (before, self.spec_id))
+                self.taken[number] = Taken(step, attempts, time.monotonic() - start_s, (before, self.spec_id))
                 count += 1
         finally:
             client.close()
@@ -153,8 +153,8 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
             expected, message = model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
-                found = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
-                assert [tuple(values.values()) for values in found.to_pylist()] == expected, message
+                actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
     assert left == {}, f"{note}: these steps are lost"
 
 
@@ -180,9 +180,9 @@ def judge_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
-        kept = client.explain("db.t", f"id = {key}", files=True).kept
-        assert kept is not None
-        pairs = {pair for one in kept for pair in one["partition"].items()}
+        original = client.explain("db.t", f"id = {key}", files=True).kept
+        assert original is not None
+        pairs = {pair for one in original for pair in one["partition"].items()}
         assert pairs <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 

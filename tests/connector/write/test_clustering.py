@@ -164,8 +164,8 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     # Integers of different widths are equal.
     columns = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
-    asked = zip(*(one.to_pylist() for one in columns), strict=True)
-    expected = [keys.index(one) if None not in one and one in keys else -1 for one in asked]
+    requests = zip(*(one.to_pylist() for one in columns), strict=True)
+    expected = [keys.index(one) if None not in one and one in keys else -1 for one in requests]
     lookup = pickle.loads(pickle.dumps(KeyMatcher(table)))
     assert lookup.rows(columns).tolist() == expected
 

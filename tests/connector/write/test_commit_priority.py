@@ -29,8 +29,8 @@ def create_filled(client: IndexClient, version: int, spec: str, **table: Any) ->
 
 def lands(client: IndexClient) -> dict[int, str]:
     values = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
-    assert len(values) == len({one["id"] for one in values}), "a key occurs twice"
-    return {one["id"]: one["land"] for one in values}
+    assert len(values) == len({value["id"] for value in values}), "a key occurs twice"
+    return {value["id"]: value["land"] for value in values}
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monk
     report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 1)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
-    assert sorted(tuple(one.values()) for one in values) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
+    assert sorted(tuple(value.values()) for value in values) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
 
 
 def test_delete_by_another_column_conflicts_with_equality_deletes(

@@ -140,8 +140,8 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         write = compaction.rewrite_rows
         calls: list[int] = []
 
-        def write_and_change(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_change(*arguments: Any) -> Any:
+            written = write(*arguments)
             calls.append(1)
             if len(calls) == 2:
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
@@ -211,8 +211,8 @@ def test_random_histories_with_compactions_keep_the_rows(
 
     numbers = iter(range(10_000))
 
-    def write_and_change(*given: Any) -> Any:
-        written = write(*given)
+    def write_and_change(*arguments: Any) -> Any:
+        written = write(*arguments)
         if rng.random() < 0.5:
             change(next(numbers))
         return written
@@ -280,8 +280,8 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
 
     write, open_again = compaction.rewrite_rows, open_table
 
-    def write_meddled(*given: Any) -> Any:
-        written = write(*given)
+    def write_meddled(*arguments: Any) -> Any:
+        written = write(*arguments)
         change()
         return written
 
@@ -333,8 +333,8 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
-        def write_and_roll_back(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_roll_back(*arguments: Any) -> Any:
+            written = write(*arguments)
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
             return written
 
@@ -388,8 +388,8 @@ def test_upgrade_during_a_compaction_is_a_conflict(
             upsert(client, "db.t", rows([number]), keys=["id"])
         write = compaction.rewrite_rows
 
-        def write_and_upgrade(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_upgrade(*arguments: Any) -> Any:
+            written = write(*arguments)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
             upsert(client, "db.t", rows([100]), keys=["id"])
             return written

@@ -35,8 +35,8 @@ from tests.seeds import quick
 
 def lands(client: IndexClient) -> dict[int, str]:
     actual_rows = read_rows(client)
-    assert len({one[0] for one in actual_rows}) == len(actual_rows)
-    return {one[0]: one[1] for one in actual_rows}
+    assert len({row[0] for row in actual_rows}) == len(actual_rows)
+    return {row[0]: row[1] for row in actual_rows}
 
 
 @pytest.mark.each_value
@@ -69,7 +69,7 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
     append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
     upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
-    assert sorted(tuple(one.values()) for one in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
+    assert sorted(tuple(value.values()) for value in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
 
 def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) -> None:
@@ -158,7 +158,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
 
 
 @pytest.mark.parametrize(
-    ("expected", "said"),
+    ("expected", "message"),
     [
         ({"precombine": "ts"}, "precombine needs the stored rows"),
         ({"columns": ["land"]}, "columns needs the stored rows"),
@@ -167,10 +167,10 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     ids=["precombine", "columns", "copy-on-write"],
 )
 def test_equality_upsert_refuses_options_that_need_the_stored_rows(
-    client: IndexClient, expected: dict[str, Any], said: str
+    client: IndexClient, expected: dict[str, Any], message: str
 ) -> None:
     create(client)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
     with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)

@@ -75,8 +75,8 @@ def write_data_file(
         raise
 
 
-def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: Any) -> tuple[dict[str, Any], Any]:
-    metadata = table(folder, schema, **given)
+def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
+    metadata = table(folder, schema, **arguments)
     to = target(metadata)
     return write_data_file(rows, to, to.generate_location(()), row_group_rows=7), metadata
 
@@ -109,7 +109,7 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
         mine, theirs = typed.plain(kind, rows.column(place)), read[name]
         if kind == "uuid":
             values = theirs.to_pylist()
-            assert [None if one is None else UUID(str(one)).bytes for one in values] == mine
+            assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
             micros = typed.plain("timestamptz", theirs)
             for got, nanos in zip(micros, mine, strict=True):

@@ -23,9 +23,9 @@ from tests.seeds import quick
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
-    found = scan(client, "db.t", ["ts"], where=f"id = {key}")
-    values = found.to_arrow()["ts"].to_pylist()
-    return found.snapshot_id, values[0] if values else None
+    result = scan(client, "db.t", ["ts"], where=f"id = {key}")
+    values = result.to_arrow()["ts"].to_pylist()
+    return result.snapshot_id, values[0] if values else None
 
 
 OTHERS: dict[str, Any] = {

@@ -63,7 +63,7 @@ def rows(*given: tuple[Any, ...]) -> pa.Table:
 
 def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
     values = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
-    return [tuple(one.values()) for one in values]
+    return [tuple(value.values()) for value in values]
 
 
 @pytest.mark.each_pair
@@ -326,7 +326,7 @@ def test_columns_named_as_position_columns_are_changed_as_others(client: IndexCl
     else:
         assert delete(client, "db.t", where="_pos = 3", mode=mode).deleted == 1
     values = scan(client, "db.t", names).to_arrow().sort_by("id").to_pylist()
-    assert [tuple(one.values()) for one in values] == expected
+    assert [tuple(value.values()) for value in values] == expected
 
 
 # Keys
@@ -354,7 +354,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
         read = scan(client, f"db.{name}").to_arrow()
         pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
-        expected = [(values[0], 0), (None, 0), *((one, 1) for one in chosen_values)]
+        expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
         removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)
         assert removed_delete.deleted == len(chosen_values), kind
@@ -445,15 +445,15 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
 
 
 @pytest.mark.parametrize(
-    "given", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+    "arguments", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
 )
-def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, given: Any) -> None:
+def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, arguments: Any) -> None:
     """A stream can send an empty batch."""
     create(client)
     for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
-        assert upsert(client, "db.t", given, keys=["id"], **how) == Report()
+        assert upsert(client, "db.t", arguments, keys=["id"], **how) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
-        upsert(client, "db.t", given, keys=["id"], precombine="when")
+        upsert(client, "db.t", arguments, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
     create(client, "u", fields=fields)  # Files use another name for this column.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()

@@ -178,7 +178,7 @@ def judge(
                         tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
                     ] == expected, message
     assert taken_steps.keys() == numbers, (
-        f"{note}: these steps are lost: {[taken_steps[one] for one in sorted(taken_steps.keys() - numbers)]}"
+        f"{note}: these steps are lost: {[taken_steps[step] for step in sorted(taken_steps.keys() - numbers)]}"
     )
 
 

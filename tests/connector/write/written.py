@@ -91,8 +91,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
     def by_id(name: str) -> dict[int, Any] | None:
-        found = json.get(name)
-        return None if found is None else dict(zip(found["keys"], found["values"], strict=True))
+        result = json.get(name)
+        return None if result is None else dict(zip(result["keys"], result["values"], strict=True))
 
     def bounds(name: str) -> dict[int, bytes] | None:
         found = by_id(name)

@@ -15,7 +15,9 @@ from seamark.connector.spark.query.queries import RewrittenQuery, rewrite_query
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
+MERGE_ON_READ = ", ".join(
+    f"'write.{description}.mode'='merge-on-read'" for description in ("delete", "update", "merge")
+)
 SALES = (
     "id, IF(id % 17 = 0, NULL, CAST(id DIV 12 AS int)) AS item, IF(id % 13 = 0, NULL, id % 9) AS store, "
     "date_add(DATE'2026-01-01', CAST(id DIV 4 AS int)) AS day, "
@@ -53,8 +55,8 @@ class Rig:
         expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         done: list[RewrittenQuery] = []
 
-        def record_rewrite(*given: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewrite_query(*given, **options))
+        def record_rewrite(*arguments: Any, **options: Any) -> RewrittenQuery:
+            done.append(rewrite_query(*arguments, **options))
             return done[-1]
 
         with pytest.MonkeyPatch.context() as patch:

@@ -68,9 +68,9 @@ def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
 
 def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     with conf(spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")):
-        found, exchanges = run(spark.sql(query))
+        result, exchanges = run(spark.sql(query))
     assert exchanges >= 1
-    return found
+    return result
 
 
 @pytest.mark.parametrize(

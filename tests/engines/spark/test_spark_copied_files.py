@@ -114,15 +114,15 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
     copied = spark.read.parquet(str(out))
-    found, read = collect_with_scanned_rows(copied.where("id = 30123"))
-    assert [row.id for row in found] == [30123]
+    actual, read = collect_with_scanned_rows(copied.where("id = 30123"))
+    assert [row.id for row in actual] == [30123]
     assert 0 < read <= 500
     stored = {row.k for row in copied.select("k").collect()}
     absent = next(k for k in range(50_000, 100_003) if k not in stored)
-    found, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
-    assert (found, read) == ([], 0)
-    found, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored))}"))
-    assert len(found) == 1
+    actual, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
+    assert (actual, read) == ([], 0)
+    actual, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored))}"))
+    assert len(actual) == 1
     assert 0 < read <= 20_000
 
 

@@ -59,7 +59,7 @@ def expression(rng: random.Random, kind: str) -> str:
 def condition(rng: random.Random) -> str:
     column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
     value = expression(rng, kind)
-    found = rng.choice(
+    result = rng.choice(
         [
             *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
             f"{column} BETWEEN {expression(rng, kind)} AND {value}",
@@ -69,7 +69,7 @@ def condition(rng: random.Random) -> str:
             f"coalesce({column}, {value}) < {expression(rng, kind)}",
         ]
     )
-    return f"NOT ({found})" if rng.random() < 0.2 else found
+    return f"NOT ({result})" if rng.random() < 0.2 else result
 
 
 def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:

@@ -100,9 +100,11 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 # The test takes 20 s. Tests of the fast tier check that workers have loaded all modules, and that the daemon holds no
 # lock.
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
-def test_reads_continue_after_the_death_of_a_python_process(who: str, spark: SparkSession, server: Seamark) -> None:
-    forked = who != "the worker"
+@pytest.mark.parametrize("principal", ["the worker", "the process that it was forked from"])
+def test_reads_continue_after_the_death_of_a_python_process(
+    principal: str, spark: SparkSession, server: Seamark
+) -> None:
+    forked = principal != "the worker"
 
     def die(_: Any) -> Any:
         import os

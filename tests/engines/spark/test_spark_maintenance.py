@@ -161,12 +161,12 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
 
 def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     """Return the live manifest entries that Iceberg's Java library reads."""
-    found = tables.sql(
+    result = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
         "WHERE status < 2 ORDER BY data_file.file_path, data_file.content_offset"
     )
-    return [tuple(row) for row in found]
+    return [tuple(row) for row in result]
 
 
 def _java_elements(iterable: Any) -> Iterator[Any]:

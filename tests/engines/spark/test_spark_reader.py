@@ -50,8 +50,12 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
-COPY_ON_WRITE = ", ".join(f"'write.{what}.mode'='copy-on-write'" for what in ("delete", "update", "merge"))
+MERGE_ON_READ = ", ".join(
+    f"'write.{description}.mode'='merge-on-read'" for description in ("delete", "update", "merge")
+)
+COPY_ON_WRITE = ", ".join(
+    f"'write.{description}.mode'='copy-on-write'" for description in ("delete", "update", "merge")
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Rig:
         return (reader if schema is None else reader.schema(schema)).load()
 
     def snapshots(self, table: str) -> list[int]:
-        found = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        return [row[0] for row in found.collect()]
+        result = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        return [row[0] for row in result.collect()]
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +205,10 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
             where = expression_of(given, opened.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
-            found = [
+            values = [
                 value for batch in reader.read_all(plan(client, opened, where)) for value in batch["id"].to_pylist()
             ]
-            assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
+            assert sorted(values) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
 
 def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
@@ -243,9 +247,9 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
         ({"tag": "then"}, "'then'"),
     ):
         expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
-        found = rig.ours(table, **options)
-        assert found.columns == expected.columns
-        assert rows(found) == rows(expected)
+        actual = rig.ours(table, **options)
+        assert actual.columns == expected.columns
+        assert rows(actual) == rows(expected)
     at = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][0]
     assert rows(rig.ours(table, as_of=at.isoformat(), columns="id")) == rows(
         rig.ours(table, snapshot_id=last).select("id")
@@ -256,9 +260,9 @@ def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> N
     native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
-        found = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
-        assert rows(found) == rows(native.where(where))
-        assert ("Filter " in plan_of(found)) == asked_again
+        actual = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
+        assert rows(actual) == rows(native.where(where))
+        assert ("Filter " in plan_of(actual)) == asked_again
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         rig.ours(table, push_filters="true").where("n = 3").collect()
@@ -344,8 +348,8 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
     first, _, last = rig.snapshots("a")
     both = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
     native = rig.spark.read.options(**both).table("reads.db.a")
-    found = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
-    assert rows(found) == rows(native.where("n = 1"))
+    actual = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
+    assert rows(actual) == rows(native.where("n = 1"))
     with pytest.raises(PySparkException, match="is not an ancestor"):
         rig.ours("a", start_snapshot_id=5).collect()
 

@@ -360,10 +360,10 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
     ask = PlanRequests.plans
 
-    async def late(*given: Any) -> Any:
+    async def late(*arguments: Any) -> Any:
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
             rig.run(f"ALTER TABLE {{db}}.swapped RENAME COLUMN {old} TO {new}")
-        return await ask(*given)
+        return await ask(*arguments)
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.run_with_plans(text) == ["(0, 3)"]

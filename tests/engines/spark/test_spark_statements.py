@@ -72,13 +72,13 @@ class Rig(SparkTables):
 
     def held(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
-        found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
-            return Counter(map(repr, found))
+            return Counter(map(repr, result))
         # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
         # statement changed the row.
-        newest = max((row[-1] for row in found), default=0)
-        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
+        newest = max((row[-1] for row in result), default=0)
+        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in result)
 
 
 @pytest.fixture(scope="module")
@@ -254,8 +254,8 @@ def counting_keys(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
-    def count_by_key(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
-        changes = real(statement, *given)
+    def count_by_key(statement: _LocatedStatement, *arguments: Any) -> ChangedRows | None:
+        changes = real(statement, *arguments)
         counts[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
@@ -360,11 +360,11 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
 
-    def overtaken(*given: Any) -> Any:
-        calls.append(given)
+    def overtaken(*arguments: Any) -> Any:
+        calls.append(arguments)
         if len(calls) == 1:
             rig.spark.sql(text)
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtaken)
     report = execute(rig.spark, text).report

@@ -301,7 +301,7 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
@@ -315,8 +315,8 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         write(rig.spark.range(3), "db.none", client=rig.client, **given)
 
 

@@ -57,8 +57,8 @@ class Rig:
     def sql(self, text: str) -> DataFrame:
         return self.spark.sql(text.replace("{db}", "writes.db"))
 
-    def write(self, frame: DataFrame, table: str, **given: Any) -> WriteReport:
-        return write(frame, f"db.{table}", uri=self.server.base_url, **given)
+    def write(self, frame: DataFrame, table: str, **arguments: Any) -> WriteReport:
+        return write(frame, f"db.{table}", uri=self.server.base_url, **arguments)
 
     def files(self, table: str) -> list[str]:
         """Return the data files on storage, whether or not a table names them."""
@@ -231,7 +231,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "said"),
+    ("mode", "options", "message"),
     [
         ("append", {"replace_where": "id = 1"}, "require mode"),
         ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both set"),
@@ -240,9 +240,9 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
-def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
+def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], message: str) -> None:
     rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
-    with pytest.raises(PySparkException, match=said):
+    with pytest.raises(PySparkException, match=message):
         sink(rig, rig.spark.range(3), "told", mode, **options)
     assert rig.sql("SELECT * FROM {db}.told").count() == 0
 

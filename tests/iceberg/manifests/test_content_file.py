@@ -216,12 +216,12 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sound", "version", "change", "told"), REFUSED)
+@pytest.mark.parametrize(("sound", "version", "change", "message"), REFUSED)
 def test_invalid_file_is_rejected_by_file_and_field(
-    sound: dict[str, Any], version: int, change: dict[str, Any], told: str
+    sound: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:
     path = change.get("file-path", sound["file-path"]) or "without a file-path"
-    with pytest.raises(BadRequest, match=told) as error:
+    with pytest.raises(BadRequest, match=message) as error:
         decode_content_file(sound | change, TABLES[version])
     named = path.encode(errors="backslashreplace").decode()
     assert error.value.message.startswith(f"Invalid content file {named}: ")

@@ -130,28 +130,28 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
 def entry_in_java_form(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
-    actual: dict[str, Any] = {
+    result: dict[str, Any] = {
         name: getattr(file, name)
         for name in ("content", "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes")
     }
-    actual["partition"] = [
+    result["partition"] = [
         None if value is None else to_bytes(kind, value).hex()
         for kind, value in zip(case.partition_kinds, file.partition, strict=True)
     ]
     for name in cases.STATISTICS:
         if (by_column := getattr(file, name)) is not None:
             form = (lambda held: held.hex()) if name.endswith("bounds") else (lambda held: held)
-            actual[name] = {str(column): form(value) for column, value in by_column.items()}
-    actual["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
+            result[name] = {str(column): form(value) for column, value in by_column.items()}
+    result["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
     for name in ("split_offsets", "equality_ids"):
         if (items := getattr(file, name)) is not None:
-            actual[name] = list(items)
-    actual["sort_order_id"] = file.sort_order_id
-    actual |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
+            result[name] = list(items)
+    result["sort_order_id"] = file.sort_order_id
+    result |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
     if file.content == 0:
-        return actual | {"first_row_id": file.first_row_id}
+        return result | {"first_row_id": file.first_row_id}
     names = ("referenced_data_file", "content_offset", "content_size_in_bytes")
-    return actual | {name: getattr(file, name) for name in names}
+    return result | {name: getattr(file, name) for name in names}
 
 
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:

@@ -297,15 +297,15 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "told"),
+    ("properties", "message"),
     [
         ({"write.avro.compression-codec": "lzo"}, "write.avro.compression-codec is 'lzo'"),
         ({"write.avro.compression-level": "10"}, "write.avro.compression-level is 10"),
         ({"write.avro.compression-level": "high"}, "write.avro.compression-level must have an integer"),
     ],
 )
-def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
+def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         encode_entries(table(properties=properties), [])
 
 
@@ -326,7 +326,7 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "entry", "content", "told"),
+    ("version", "entry", "content", "message"),
     [
         (1, added_entry(data_file()), 0, "requires a snapshot id"),
         (1, added_entry(data_file(content=1), snapshot_id=1), 1, "no delete files"),
@@ -338,9 +338,9 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     ],
 )
 def test_entries_that_readers_would_misread_are_not_written(
-    version: int, entry: ManifestEntry, content: int, told: str
+    version: int, entry: ManifestEntry, content: int, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         write_manifest([entry], metadata=table(version).metadata, spec_id=0, content=content)
 
 

@@ -115,9 +115,9 @@ def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     )
 
 
-def _constant(name: str, text: str, what: str) -> str:
+def _constant(name: str, text: str, description: str) -> str:
     lines = textwrap.wrap(text, 115, break_on_hyphens=False, break_long_words=False)
-    return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{what}"""\n'
+    return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{description}"""\n'
 
 
 def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:

@@ -298,19 +298,19 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
     heap = bytearray()
-    actual: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
+    results: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
     for kind in kinds:
         counts = [data.draw(st.lists(COUNT, min_size=rows, max_size=rows)) for _ in range(4)]
         if data.draw(st.booleans()):
             counts[0] = list(records)
         value = st.one_of(st.none(), VALUES.get(kind, st.none()))
-        actual.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
+        results.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
 
     def placed(values: list[Any]) -> npt.NDArray[np.int32]:
         return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
 
     given_counts, given_bounds = [], []
-    for kind, (counts, sides) in zip(kinds, actual, strict=True):
+    for kind, (counts, sides) in zip(kinds, results, strict=True):
         given_counts.append(
             tuple(
                 None
@@ -332,7 +332,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
 
-    for kind, (counts, sides), number in zip(kinds, actual, numbers, strict=True):
+    for kind, (counts, sides), number in zip(kinds, results, numbers, strict=True):
         lower, upper, packed_counts, *known_entry = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
             form = form_of(kind)

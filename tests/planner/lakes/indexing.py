@@ -139,7 +139,7 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
     ]
     if not usable:
         return random_filter(rng, indexed.lake, schema, depth)
-    found = None
+    result = None
     for term in rng.choice(usable).terms:
         column = columns[term.column_id]
         values = indexed.lake.pools[column.id]
@@ -148,8 +148,8 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
         one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
-        found = one if found is None else {"type": "and", "left": found, "right": one}
-    return found
+        result = one if result is None else {"type": "and", "left": result, "right": one}
+    return result
 
 
 def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:

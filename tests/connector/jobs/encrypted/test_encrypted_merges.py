@@ -177,11 +177,11 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient,
     append(client, "db.t", input_rows)
     for path in paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    found = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
+    actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
     expected = [
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
-    assert sorted(found.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
+    assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
     # The environment variables of the process do not suffice, because a server's process has them for
     # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):

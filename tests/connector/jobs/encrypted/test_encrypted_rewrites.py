@@ -58,13 +58,13 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
 
 
 def protections_of_rows(client: IndexClient) -> dict[int, Any]:
-    found = {}
+    result = {}
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected = {pair for pair in protections(path) if not pair[0].startswith("_")}
-        found |= dict.fromkeys(ids, protected)
-    return found
+        result |= dict.fromkeys(ids, protected)
+    return result
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
