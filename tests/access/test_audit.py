@@ -139,9 +139,9 @@ async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clo
 async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
-    [one] = await list_records(store)
-    assert one.resource.startswith("/v1/\ufffd??é")
-    assert len(one.resource) == 1024
+    [entry] = await list_records(store)
+    assert entry.resource.startswith("/v1/\ufffd??é")
+    assert len(entry.resource) == 1024
 
 
 async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_counted(

@@ -31,9 +31,9 @@ async def secret(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def server(tmp_path: Path, secret: str) -> AsyncIterator[Running]:
-    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as one:
-        await one.record()
-        yield one
+    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
+        await first_server.record()
+        yield first_server
 
 
 async def revoke(store: PointerStore) -> None:
@@ -63,10 +63,10 @@ async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothin
         await end(server.components.store)
         if not quiet:
             await server.record(action="secret-action")
-        rest = await read_on(answer)
-    assert b"secret-action" not in rest
-    assert b"event: error" in rest
-    assert message in rest
+        remaining_bytes = await read_on(answer)
+    assert b"secret-action" not in remaining_bytes
+    assert b"event: error" in remaining_bytes
+    assert message in remaining_bytes
 
 
 async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:

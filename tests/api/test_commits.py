@@ -195,8 +195,8 @@ async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
     refs = (await lake.metadata())["refs"]
     assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
-    gone = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
-    assert gone.error[:2] == (409, "CommitFailedException")
+    removals = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
+    assert removals.error[:2] == (409, "CommitFailedException")
 
 
 async def test_version_1_accepts_appends(api: Api) -> None:
@@ -298,14 +298,14 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
     foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
-    for file, description in (
+    for file, message in (
         (foreign, "it belongs to the table"),
         ({**foreign, "size-in-bytes": 5}, "Cannot register"),
         ({**foreign, "location": "file:///etc/passwd"}, "is not in the folder"),
     ):
         answer = await lake.send({"add": [data], "index-files": [file]})
         assert answer.status == 400
-        assert description in answer.error[2]
+        assert message in answer.error[2]
     assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
 
 
@@ -375,8 +375,8 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     sizes = [manifest["manifest_length"] for manifest in manifests_of(snapshot)]
     assert len(sizes) > 2
     assert max(sizes) < 12_000
-    gone = [{"file-path": file["file-path"]} for file in files[::2]]
-    second = await lake.commit({"remove": gone, "read-snapshot-id": answer["snapshot-id"]})
+    removals = [{"file-path": file["file-path"]} for file in files[::2]]
+    second = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
     assert second["summary"]["total-data-files"] == "1000"
     check(await lake.metadata())
 
@@ -435,9 +435,9 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     await lake.append([(3, 0, "c")])
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
     (vector,) = lake.vectors({data["file-path"]: {0, 1}})
-    gone = [{"file-path": old["file-path"]}]
+    removals = [{"file-path": old["file-path"]}]
     scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
-    body = {"add": [vector], "remove": gone, "read-snapshot-id": head["snapshot-id"], "scope": scope}
+    body = {"add": [vector], "remove": removals, "read-snapshot-id": head["snapshot-id"], "scope": scope}
     answer = await lake.commit(body)
     assert (answer["summary"]["added-dvs"], answer["summary"]["removed-position-delete-files"]) == ("1", "1")
     assert await read_by_specification(lake) == [(3, 0, "c")]
@@ -497,10 +497,10 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     lake = await Lake.create(api, version=3)
     data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
     head = await lake.commit({"add": [data, two]})
-    said = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
-    first = await lake.send({"add": lake.vectors({data["file-path"]: {0}}), **said})
-    second = await lake.send({"add": lake.vectors({data["file-path"]: {1}}), **said})
-    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **said})
+    options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
+    first = await lake.send({"add": lake.vectors({data["file-path"]: {0}}), **options})
+    second = await lake.send({"add": lake.vectors({data["file-path"]: {1}}), **options})
+    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **options})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
     assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 

@@ -64,8 +64,9 @@ types = st.recursive(
             ids,
         ),
         st.builds(
-            lambda value, one, two: {
-                "type": "map", "key-id": one, "key": "string", "value-id": two, "value": value, "value-required": True,
+            lambda value, first, second: {
+                "type": "map", "key-id": first, "key": "string", "value-id": second, "value": value,
+                "value-required": True,
             },
             inner, ids, ids,
         ),

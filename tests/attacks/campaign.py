@@ -48,9 +48,9 @@ class Campaign:
         result = self.hints.get(kind)
         return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
-    def new_name(self, description: str) -> str:
+    def new_name(self, prefix: str) -> str:
         self.made += 1
-        return f"{description}{self.made}"
+        return f"{prefix}{self.made}"
 
     async def ask(
         self,
@@ -74,8 +74,8 @@ class Campaign:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer
 
-    def report(self, description: str) -> None:
-        self.findings.append(f"{description}\n  by {self.steps[-1]}")
+    def report(self, label: str) -> None:
+        self.findings.append(f"{label}\n  by {self.steps[-1]}")
 
     def verdict(self) -> str:
         """Return an empty text if nothing was found; else all that is needed to repeat the campaign."""

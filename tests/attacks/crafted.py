@@ -110,7 +110,7 @@ async def harvest(c: Campaign, name: str) -> None:
     if scan.status == 200:
         for task in scan.json.get("plan-tasks", ()):
             await c.ask(principal, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
-    for description in (
+    for route in (
         "files",
         "partitions",
         "stats/id",
@@ -120,7 +120,7 @@ async def harvest(c: Campaign, name: str) -> None:
         "indexes",
         "timeline",
     ):
-        await c.ask(principal, "GET", f"{own}/{description}")
+        await c.ask(principal, "GET", f"{own}/{route}")
     await c.ask(principal, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
     await c.ask(principal, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
     await c.ask(principal, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
@@ -147,9 +147,9 @@ def search_storage(c: Campaign, place: str) -> None:
         c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
 
 
-async def own_table(c: Campaign, description: str) -> tuple[str, str]:
+async def own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
-    name = c.new_name(description)
+    name = c.new_name(prefix)
     table = await new_table(c, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
@@ -323,8 +323,8 @@ async def taken_names(c: Campaign) -> None:
         await c.ask("mallory", method, f"{own}/indexes/i/builds/{build}{path}", body)
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
     await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
-    for description in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{own}/{description}?page-token={quote(c.hint('page token'), safe='')}")
+    for route in ("files", "stats/id", "partitions"):
+        await c.ask("mallory", "GET", f"{own}/{route}?page-token={quote(c.hint('page token'), safe='')}")
     key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
     context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"

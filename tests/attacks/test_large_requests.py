@@ -77,12 +77,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 async def test_others_are_answered_while_a_large_request_is_checked(
     server: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answered = asyncio.Event(), threading.Event()
+    started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
         def waiting() -> Any:
-            loop.call_soon_threadsafe(begun.set)
+            loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
@@ -93,7 +93,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
-        await begun.wait()
+        await started.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
         assert not task.done()
         answered.set()

@@ -251,10 +251,8 @@ class _Planting:
         self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
         world.hints = self.hints
 
-    def secret(self, description: str, *, value: bool = True) -> str:
-        return self.world.secrets.plant(
-            description, f"{description.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value
-        )
+    def secret(self, label: str, *, value: bool = True) -> str:
+        return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def hint(self, kind: str, text: str | int) -> str:
         """Plant a handle as a possible hint, and return it."""

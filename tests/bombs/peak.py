@@ -62,5 +62,5 @@ def peak_of(function: Callable[..., object], *arguments: str | Path) -> tuple[in
     assert line, "the process has ended"
     actual = json.loads(line)
     assert actual is not None, f"{function.__name__} failed: standard error says why"
-    size, told = actual
-    return int(size), str(told)
+    size, report = actual
+    return int(size), str(report)

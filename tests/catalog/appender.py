@@ -245,15 +245,11 @@ class Appender:
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
-        for description, count in counts.items():
-            summary[f"added-{description}"] = str(count)
-            if fewer[description]:
-                summary[f"{'removed' if description == 'files-size' else 'deleted'}-{description}"] = str(
-                    fewer[description]
-                )
-            summary[f"total-{description}"] = str(
-                int(before.get(f"total-{description}", 0)) + count - fewer[description]
-            )
+        for kind, count in counts.items():
+            summary[f"added-{kind}"] = str(count)
+            if fewer[kind]:
+                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
+            summary[f"total-{kind}"] = str(int(before.get(f"total-{kind}", 0)) + count - fewer[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,

@@ -184,9 +184,9 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
             with pytest.raises(BadRequest, match="symbolic link"):
                 await rig.catalog.tables.create(caller, ("a",), request)
         entry = await rig.catalog.tables.entry(("b",), "moved")
-        spelled = entry.metadata_location.replace(location, f"file://{folder}/link")
+        spelling = entry.metadata_location.replace(location, f"file://{folder}/link")
         with pytest.raises(BadRequest, match="symbolic link"):
-            await rig.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("b",), "x", spelling, overwrite=False)
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:

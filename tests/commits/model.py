@@ -176,13 +176,13 @@ def _does_something(change: Change, base: dict[str, Stored]) -> bool:
 
 
 async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapshot_id: int, rng: random.Random) -> int:
-    chosen = rng.choice(list(base.values()))
-    chosen.deleted = {rng.randrange(len(chosen.rows))}
+    choice = rng.choice(list(base.values()))
+    choice.deleted = {rng.randrange(len(choice.rows))}
     if version == 3:
-        (chosen.vector,) = lake.vectors({chosen.path: chosen.deleted}, chosen.part)
-        added = [chosen.vector]
+        (choice.vector,) = lake.vectors({choice.path: choice.deleted}, choice.part)
+        added = [choice.vector]
     else:
-        added = [lake.position_deletes([(chosen.path, at) for at in chosen.deleted], chosen.part)]
+        added = [lake.position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
     answer = await lake.commit({"add": added, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id

@@ -145,8 +145,8 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.equality_deletes([7])], "read-snapshot-id": second})
         wide = {"type": "lt", "term": "id", "value": 100}
-        one = {"add": [lake.data([(5, 5, "c")])]}
-        head = (await lake.commit(one))["snapshot-id"]
+        star_table = {"add": [lake.data([(5, 5, "c")])]}
+        head = (await lake.commit(star_table))["snapshot-id"]
         await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
         removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
         for body, status in (
@@ -154,10 +154,10 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
             ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], named=True)]}, 409),
-            (one | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
+            (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
             ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide}}, 409),
             ({"add": [lake.position_deletes([(place, 1)], named=True) for place in places]}, 409),
-            (one, 409),
+            (star_table, 409),
             (removal, 409),
         ):
             answer = await lake.send({"read-snapshot-id": first, **body})

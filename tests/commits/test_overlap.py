@@ -58,8 +58,8 @@ def _table(specs: list[PartitionSpec]) -> TableMetadata:
 
 def _some_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
     ids = itertools.count(1000 + 100 * spec_id)
-    chosen = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
-    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(chosen))
+    sample = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
+    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(sample))
     return PartitionSpec(spec_id, tuple(fields))
 
 
@@ -179,18 +179,20 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
     assert targets.contain(partitions.partition(0, (-math.nan,)))
 
 
-def _two_partitions(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
+def _two_partitions(
+    first: tuple[str, Any], other: tuple[str, Any], source: int = 1
+) -> tuple[PartitionOverlap, Any, Any]:
     """Return partitions of one column, each with its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
-        for number, (transform, _) in enumerate((one, other))
+        for number, (transform, _) in enumerate((first, other))
     ]
     partitions = PartitionOverlap(_table(specs))
-    return partitions, (0, (one[1],)), (1, (other[1],))
+    return partitions, (0, (first[1],)), (1, (other[1],))
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "apart"),
+    ("first", "other", "apart"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -205,8 +207,10 @@ def _two_partitions(one: tuple[str, Any], other: tuple[str, Any], source: int = 
         (("void", None), ("bucket[4]", 0), False),
     ],
 )
-def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
-    partitions, a, b = _two_partitions(one, other)
+def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
+    first: Any, other: Any, apart: bool
+) -> None:
+    partitions, a, b = _two_partitions(first, other)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
 
 

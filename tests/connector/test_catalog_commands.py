@@ -54,8 +54,8 @@ def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> 
     done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
     assert ["a", "b.c"] in run_json(client, "namespace", "list")
     assert "a.b\\.c" in done(client, "namespace", "list")
-    shown = run_json(client, "namespace", "show", "a.b\\.c")
-    assert (shown["properties"]["k"], shown["tables"]) == ("v", [])
+    output = run_json(client, "namespace", "show", "a.b\\.c")
+    assert (output["properties"]["k"], output["tables"]) == ("v", [])
     done(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
     done(client, "namespace", "set", "a.b\\.c", "--unset", "x")
     assert run_json(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"

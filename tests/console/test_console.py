@@ -67,16 +67,16 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
             assert await watched.violations() == [], address
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
-        shown = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
-        assert shown == [show_size(size) for size in sizes], "as on the command line"
+        output = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
+        assert output == [show_size(size) for size in sizes], "as on the command line"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
         marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
         input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
-        shown = await watched.run(
+        output = await watched.run(
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
         )
-        assert shown == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
+        assert output == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
         await watched.open("#/tables")
         await watched.page.get_by_label("Search").fill("ord")
         await watched.page.get_by_role("link", name="db.orders").click()

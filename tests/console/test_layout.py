@@ -189,7 +189,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
         await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
-        for path, told in (
+        for path, message in (
             ("nothing", "Cannot find column 'nothing'"),
             ("id?scale=log", "it must be value or rank"),
             ("id?bars=0", "at least 1"),
@@ -198,7 +198,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
         ):
             status, answer = await server.get(f"/api/v1/tables/db/t/layout/{path}")
             assert (status, answer["error"]["type"]) == (400, "BadRequestException"), path
-            assert told in answer["error"]["message"]
+            assert message in answer["error"]["message"]
         status, answer = await server.get("/api/v1/tables/db/t/layout/country")
         assert status == 200
         assert (answer["marks"], answer["snapshots"][0]["bounded-files"]) == ([], 0)
@@ -225,10 +225,10 @@ def test_numeric_bounds_stay_arrays() -> None:
     tracemalloc.start()
     try:
         axis, ranges = read_layouts([cast(FoundFiles, _Bounds(files))], RequestedColumn(1, "long"), False)
-        kept, _ = tracemalloc.get_traced_memory()
+        memory_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
-    assert kept < 2 * files * 32
+    assert memory_bytes < 2 * files * 32
     assert [axis.key_at(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

@@ -104,8 +104,10 @@ def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[l
 
 def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
     """Send a statement, and return its outcome in the proxy's header and the first answer."""
-    given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
+    request_headers = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=request_headers
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers["X-Seamark-Plan"], json.load(answer)
 

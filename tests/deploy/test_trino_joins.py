@@ -85,8 +85,8 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
         ),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 (
                     "SELECT count(*) FROM sales, items, brands "
                     "WHERE s_item = i_key AND i_brand = b_key AND brand = 'none'",
@@ -169,8 +169,8 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
         ),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 ("SELECT s_item, count(*) FROM sales GROUP BY s_item HAVING s_item IN (31, 32) ORDER BY 1", 1),
                 (
                     "SELECT count(*) FROM sales "
@@ -206,8 +206,8 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
         "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(sql, marks=pytest.mark.slow)
+            for sql in (
                 "SELECT count(*) FROM sales FULL JOIN items ON s_item = i_key AND color = 'c7'",
                 "SELECT count(*), count(code) FROM sales JOIN nations ON s_code = code AND name = 'Italy'",
             )

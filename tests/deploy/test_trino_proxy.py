@@ -130,8 +130,8 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
         "SELECT shop.orders.id FROM shop.orders WHERE id = 16",
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(statement, marks=pytest.mark.slow)
+            for statement in (
                 "SELECT * FROM orders WHERE id IN (5, 6, 7) ORDER BY id",
                 "SELECT count(*), min(note) FROM orders WHERE id = 999999 OR id = 12",
                 "SELECT a.id, b.id FROM orders a, orders b WHERE a.id = 10 AND b.id = 30 AND a.country <> b.note",

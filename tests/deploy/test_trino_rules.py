@@ -242,8 +242,8 @@ def post_json(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
         f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
     with urllib.request.urlopen(request, timeout=60) as result:
-        made: dict[str, Any] = json.load(result)
-        return made
+        plans: dict[str, Any] = json.load(result)
+        return plans
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) -> None:
@@ -265,7 +265,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
         rows_of(
             ruled.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    made = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    plans = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -282,7 +282,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
     loaded = load(ruled, "kept")
     assert isinstance(loaded, dict)
     assert len(loaded["metadata"]["snapshots"]) == 1
-    assert made[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
+    assert plans[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
     for number in (1000, 1001, 5):
         actual = both(ruled, f"SELECT id FROM kept WHERE id = {number}", "anna")
         assert actual == [[number]]

@@ -90,8 +90,8 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ("SELECT * FROM elsewhere.plain a JOIN plain b ON a.id = b.id WHERE a.id = 4712", "plain"),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 ("SELECT number, country, land FROM renamed WHERE number = 4711", "renamed"),
                 ("SELECT * FROM counted WHERE id = 4711", "counted"),
                 ("SELECT * FROM deep WHERE id = 4711", "deep"),

@@ -229,8 +229,8 @@ def services_table() -> str:
 
 def services_page() -> str:
     """Return the page on table services with the generated table."""
-    head, rest = SERVICES_PAGE.read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{services_table()}{END}{rest.split(END)[1]}"
+    head, tail = SERVICES_PAGE.read_text().split(BEGIN)
+    return f"{head}{BEGIN}\n{services_table()}{END}{tail.split(END)[1]}"
 
 
 PAGES = {"cli.md": cli_page, "errors.md": errors_page, "rest-operations.md": operations_page}

@@ -180,9 +180,9 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
         assert not any("error" in run for run in runs()), runs()
         assert client.explain("db.t", "name = 'no such name'").files == 0
 
-        for command, told in (("services", "compaction"), ("health", "3 rows")):
+        for command, message in (("services", "compaction"), ("health", "3 rows")):
             code, text = production.seamark(command, "db.t", url=url)
-            assert (code, told in text) == (0, True), text
+            assert (code, message in text) == (0, True), text
         code, text = production.seamark("doctor", "--url", url, url=url)
         assert (code, "table services: a server runs them" in text) == (0, True), text
 

@@ -462,13 +462,13 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
     rows = f"SELECT id, {day.format(2)}, {day.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
     engines.sql(f"INSERT INTO {{db}}.crossed {rows}")
-    for one, other in (("x", "z"), ("y", "x"), ("z", "y")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
+    for first, other in (("x", "z"), ("y", "x"), ("z", "y")):
+        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
     assert engines.sql(query) == engines.sql_by_itself(query) != []
-    for one, other in (("a", "c"), ("b", "a"), ("c", "b")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
+    for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
+        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.requests() as requests:
         assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []

@@ -196,10 +196,8 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
         assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
-    for description in expected:
-        assert answers[description, 200] + answers[description, 204] > 0, (
-            f"FAULT_SEED={seed}: no {description} succeeded, {answers}"
-        )
+    for kind in expected:
+        assert answers[kind, 200] + answers[kind, 204] > 0, f"FAULT_SEED={seed}: no {kind} succeeded, {answers}"
     server.restart()
     assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
 

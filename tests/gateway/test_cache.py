@@ -58,8 +58,8 @@ class Worker:
 
     async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
         """Send a request, and return (status, body, headers). An incomplete answer raises aiohttp's error."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
+        arguments = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, data=data, headers=arguments) as answer:
             return answer.status, await answer.read(), answer.headers
 
     async def get(self, path: str, **headers: str) -> bytes:

@@ -170,8 +170,8 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         assert await outcomes(written["admin"]) == ok
 
 
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+def _overlap(first: str, other: str) -> bool:
+    return f"{first}/".startswith(f"{other}/") or f"{other}/".startswith(f"{first}/")
 
 
 @asynccontextmanager

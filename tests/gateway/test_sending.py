@@ -28,16 +28,16 @@ def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_e
     kept: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
         if kept and rng.random() < 0.45:
-            one = rng.choice(list(kept))
-            one.keep(0)
-            one.keep(0)
-            del kept[one]
+            id_ = rng.choice(list(kept))
+            id_.keep(0)
+            id_.keep(0)
+            del kept[id_]
         else:
             principal = rng.choice(("a", "a", "a", "b", "c"))
-            one = AnswerBudget(budget, principal)
-            size = min(one.offer, rng.randrange(1, 2 * STEP_BYTES))
-            one.keep(size)
-            kept[one] = (principal, size)
+            id_ = AnswerBudget(budget, principal)
+            size = min(id_.offer, rng.randrange(1, 2 * STEP_BYTES))
+            id_.keep(size)
+            kept[id_] = (principal, size)
         budget.check_invariants()
         total = sum(size for _, size in kept.values())
         assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(kept)

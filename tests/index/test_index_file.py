@@ -112,11 +112,11 @@ def test_paths_are_decompressed_only_on_request() -> None:
 
 
 def test_merged_file_tables_have_the_kept_files_in_order() -> None:
-    one, other = files_table(3, seed=1), files_table(4, seed=2)
+    first, other = files_table(3, seed=1), files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged = FilesTable.merge([(one, keep), (other, keep_other)])
-    assert merged.paths == [one.paths[0], one.paths[2], other.paths[1], other.paths[2]]
-    assert merged.ids.tolist() == [*one.ids[keep].tolist(), *other.ids[keep_other].tolist()]
+    merged = FilesTable.merge([(first, keep), (other, keep_other)])
+    assert merged.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
+    assert merged.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
     assert contents(FilesTable.merge([])) == ([], [], [], [])
 
 

@@ -186,8 +186,8 @@ def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_answer_has_the_sent_and_the_computed_headers() -> None:
-    sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
-    answer = sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
+    request_headers = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
+    answer = sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x", request_headers))
     assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
     headers = answer["headers"]
     assert headers["Range"] == ["bytes=0-9"]

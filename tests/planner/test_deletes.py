@@ -223,22 +223,22 @@ class Situation:
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
         )
 
-    def bytes_of(self, listed: Listed) -> bytes:
-        sources = [part.source for part in SPECS[listed.spec_id]]
+    def bytes_of(self, listing: Listed) -> bytes:
+        sources = [part.source for part in SPECS[listing.spec_id]]
         entries = []
-        for entry in listed.entries:
+        for entry in listing.entries:
             parts = zip(sources, entry.file.partition, strict=True)
-            partition = tuple(self._to_stored(listed.schema_id, source, value) for source, value in parts)
+            partition = tuple(self._to_stored(listing.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
         return manifest_bytes(
             entries,
-            version=listed.version,
-            content=listed.content,
-            style=replace(self.style, sparse=self.style.sparse and listed.content == DATA),
-            spec_id=listed.spec_id,
-            fields=SPECS[listed.spec_id],
-            kinds=self.kinds[listed.schema_id],
-            schema=self.schemas[listed.schema_id],
+            version=listing.version,
+            content=listing.content,
+            style=replace(self.style, sparse=self.style.sparse and listing.content == DATA),
+            spec_id=listing.spec_id,
+            fields=SPECS[listing.spec_id],
+            kinds=self.kinds[listing.schema_id],
+            schema=self.schemas[listing.schema_id],
         )
 
     def index(self, view: TableView) -> DeleteIndex:

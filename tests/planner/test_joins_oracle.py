@@ -228,8 +228,8 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> No
 def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
     name = base(kind)
     if name in ("string", "uuid", "fixed", "binary"):
-        spelled = [value.encode() if isinstance(value, str) else value for value in values]
-        return pa.array([None if item is None else item.hex() for item in spelled], pa.string())
+        spelling = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array([None if item is None else item.hex() for item in spelling], pa.string())
     if name == "decimal":
         return pa.array(values, pa.decimal128(38, 0))
     return pa.array(values, {"boolean": pa.bool_(), "double": pa.float64()}.get(name, pa.int64()))
@@ -276,7 +276,7 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
     likes: list[list[dict[str, Any]]] = []
     conditions, exact = [], True
     for _ in range(rng.choice([0, 1, 1, 2]) if texts else 0):
-        either, spelled = [], []
+        either, spelling = [], []
         for _ in range(rng.choice([1, 1, 2])):
             name = rng.choice(texts)
             value = str(rng.choice([pool for pool in table.pools[name] if isinstance(pool, str)] or ["a"]))
@@ -295,9 +295,9 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
             text = f"{like['function']}({text})" if "function" in like else text
             escape = f" ESCAPE '{like['escape']}'" if "escape" in like else ""
             quoted = str(like["pattern"]).replace("'", "''")
-            spelled.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
+            spelling.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
         likes.append(either)
-        conditions.append(f"({' OR '.join(spelled)})")
+        conditions.append(f"({' OR '.join(spelling)})")
     return likes, " AND ".join(conditions), exact
 
 

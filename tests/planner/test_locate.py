@@ -133,11 +133,11 @@ async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Pat
 @pytest.fixture
 async def stored(tmp_path: Path) -> Any:
     async with running(tmp_path) as server:
-        made = await Stored.create(Api(server))
-        files = [made.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
-        await made.commit(files)
-        await made.index("keys", "record", ["id"], files)
-        yield made
+        table = await Stored.create(Api(server))
+        files = [table.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
+        await table.commit(files)
+        await table.index("keys", "record", ["id"], files)
+        yield table
 
 
 async def test_keys_with_too_many_rows_are_rejected(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
     print(dict(seen_campaign))
     assert seen_campaign["planned by java"] > 0.8 * seen_campaign["case"]
     assert min(seen_campaign[f"version {version}"] for version in (1, 2, 3)) > 20
-    assert min(seen_campaign[description] for description in ("whole", "anew", "deletes", "empty")) > 20
+    assert min(seen_campaign[outcome] for outcome in ("whole", "anew", "deletes", "empty")) > 20
 
 
 @pytest.mark.slow

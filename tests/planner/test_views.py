@@ -400,8 +400,8 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried as one, running(tmp_path, **settings) as two:
-        slow, fast = Api(one), Api(two)
+    async with hurried as first, running(tmp_path, **settings) as second:
+        slow, fast = Api(first), Api(second)
         await slow.table()
         files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append(slow, "t", files, snapshot_id=1, manifests=4)

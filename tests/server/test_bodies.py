@@ -156,16 +156,16 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "what"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
+    ("one", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
 async def test_very_many_short_values_are_rejected_before_they_are_parsed(
-    tmp_path: Path, one: bytes, what: bytes
+    tmp_path: Path, one: bytes, unit: bytes
 ) -> None:
     async with running(tmp_path) as server:
         for count, status in ((90_000, 400), (700_000, 413)):
             body = b'{"name":"t","schema":[' + (one + b",") * count + one + b"]}"
             async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
-                assert (answer.status, what in await answer.read()) == (status, status == 413)
+                assert (answer.status, unit in await answer.read()) == (status, status == 413)
 
 
 async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None:
@@ -185,18 +185,18 @@ async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, begun, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def work() -> int:
         running[0] += 1
         running[1] = max(running)
-        begun.set()
+        started.set()
         assert ended.wait(60)
         running[0] -= 1
         return 1
 
     left = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
-    assert await asyncio.to_thread(begun.wait, 60)
+    assert await asyncio.to_thread(started.wait, 60)
     other = asyncio.create_task(turns.run("ann", work))
     await asyncio.sleep(0)
     for task in left:

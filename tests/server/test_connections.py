@@ -90,10 +90,10 @@ def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     lines += [out, err, *(str(event) for event in events)]
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", HEALTH[:-2]])
-async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, begun: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
+async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await Wire.open(server) as wire:
-        await wire.send(begun)
+        await wire.send(first_bytes)
         rest = await wire.rest()
         assert b"HTTP/1.1 408 " in rest
         assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408

@@ -21,8 +21,8 @@ from tests.waits import until
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path, body_limit_bytes=4096) as one:
-        yield one
+    async with running(tmp_path, body_limit_bytes=4096) as first_server:
+        yield first_server
 
 
 def check_model(body: Any, status: int) -> str:

@@ -32,8 +32,8 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
-    async with running(tmp_path, auth="token") as one:
-        yield one
+    async with running(tmp_path, auth="token") as first_server:
+        yield first_server
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -86,8 +86,8 @@ async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monke
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
-        stored, files = await two_files(api)
-        await stored.index("keys", "record", ["id"], files)
+        table, files = await two_files(api)
+        await table.index("keys", "record", ["id"], files)
         assert (await ask(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(60):
             while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:

@@ -32,10 +32,10 @@ def get(url: str, timeout: float = 30) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def eventually(what: Callable[[], bool], timeout_s: float = 60) -> None:
+def eventually(description: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, what
+    while not description():
+        assert time.monotonic() < deadline, description
         time.sleep(0.05)
 
 

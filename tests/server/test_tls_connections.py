@@ -59,9 +59,9 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
     _, tls = authority(tmp_path)
     async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
-        for begun in (b"", b"\x16\x03\x01", HEALTH):
+        for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
             async with await Wire.open(server) as wire:
-                await wire.send(begun)
+                await wire.send(first_bytes)
                 await wire.rest()
 
 

@@ -60,9 +60,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def fresh(self, description: str) -> str:
+    def fresh(self, prefix: str) -> str:
         self.count += 1
-        return f"{description}{self.count:05}"
+        return f"{prefix}{self.count:05}"
 
     def transact(self, *operations: Any) -> None:
         expected = self.model.apply(operations)

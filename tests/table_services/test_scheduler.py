@@ -182,8 +182,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 "bytes-total": 5 << 20,
             }
             environment = {"SEAMARK_URL": server.url}
-            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
-            assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(shown.output.split()), shown.output
+            output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
+            assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(output.output.split()), output.output
             await create(server, "a", "t2")
             assert await listed("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
@@ -191,8 +191,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
             assert await listed("jobs", "waiting") == waiting
-            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
-            assert "waiting, not before" in " ".join(shown.output.split()), shown.output
+            output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
+            assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await listed("jobs") == []
         assert await listed("jobs", "waiting") == []
         assert recorder.shown[-1] == ("every-table", 0, 0, 0)

@@ -49,8 +49,8 @@ Tree = Any
 
 def some_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
     if depth and rng.random() < 0.7:
-        what = rng.choice(["and", "or", "not"])
-        return (what, [some_tree(rng, depth - 1, columns) for _ in range(1 if what == "not" else 2)])
+        operator = rng.choice(["and", "or", "not"])
+        return (operator, [some_tree(rng, depth - 1, columns) for _ in range(1 if operator == "not" else 2)])
     column = rng.choice(columns)
     if rng.random() < 0.15:
         return Leaf(column, rng.choice(["is-null", "not-null"]), None)
@@ -65,20 +65,20 @@ def sql_text(tree: Tree) -> str:
             return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
         literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
         return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return f"NOT ({sql_text(children[0])})"
-    return "(" + f" {what.upper()} ".join(map(sql_text, children)) + ")"
+    return "(" + f" {operator.upper()} ".join(map(sql_text, children)) + ")"
 
 
 def filter_json(tree: Tree) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         leaf = {"type": tree.op, "term": COLUMNS[tree.column]}
         return leaf if tree.value is None else {**leaf, "value": tree.value}
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return {"type": "not", "child": filter_json(children[0])}
-    return {"type": what, "left": filter_json(children[0]), "right": filter_json(children[1])}
+    return {"type": operator, "left": filter_json(children[0]), "right": filter_json(children[1])}
 
 
 def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
@@ -95,11 +95,11 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
         if isinstance(value, float) and math.isnan(value) and nan_is_high:
             return tree.op in ("not-eq", "gt", "gt-eq")
         return compare(tree.op, value, tree.value)
-    what, children = tree
+    operator, children = tree
     results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
-    if what == "not":
+    if operator == "not":
         return None if results[0] is None else not results[0]
-    decisive = what == "or"
+    decisive = operator == "or"
     return decisive if decisive in results else None if None in results else not decisive
 
 
@@ -115,11 +115,11 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if isinstance(value, float):
             return compare(op, java_order(value), java_order(tree.value))
         return compare(op, value, tree.value)
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return evaluate_as_iceberg(children[0], row, negated=not negated)
     results = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
-    return any(results) if (what == "or") != negated else all(results)
+    return any(results) if (operator == "or") != negated else all(results)
 
 
 def java_order(value: float) -> tuple[bool, float, float]:
@@ -163,13 +163,13 @@ def odd_row(rng: random.Random) -> Row:
 
 
 async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
-    stored = await Stored.create(api)
-    files = [stored.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
-    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
-    await stored.commit(files)
+    table = await Stored.create(api)
+    files = [table.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
+    files += [table.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
+    await table.commit(files)
     for name in ("id", "name", "price"):
-        await stored.index(f"by_{name}", "bitmap", [name], files, parts=2)
-    return stored
+        await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
+    return table
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
@@ -251,10 +251,10 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
 
 
 async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files[:1])
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files[:1])
     actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
     assert decode_rows(actual[files[0].path]["rows"]) == {3}
     reported = actual[files[1].path]
@@ -262,11 +262,11 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files)
-    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files)
+    (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
@@ -277,10 +277,10 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
-    stored = await Stored.create(api)
-    file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
-    await stored.commit([file])
-    await stored.commit(deletes=[stored.position_deletes([(file.path, 69)])])
+    table = await Stored.create(api)
+    file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
+    await table.commit([file])
+    await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
     reported = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
     assert decode_rows(reported["rows"]) == set(range(69))
     assert (reported["exact"], reported["delete-files"], reported["count"]) == (True, 1, 69)
@@ -322,11 +322,11 @@ def little_memory() -> Iterator[None]:
 
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
     """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
-    stored = await Stored.create(api)
-    file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
-    await stored.commit([file])
+    table = await Stored.create(api)
+    file = replace(table.data_file([(1, "a", 1.5, 1)]), record_count=rows)
+    await table.commit([file])
     if deleted:
-        await stored.commit(deletes=[stored.position_deletes([(file.path, 0)])])
+        await table.commit(deletes=[table.position_deletes([(file.path, 0)])])
     return file.path
 
 
@@ -386,26 +386,26 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 ) -> None:
     monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
     rng = random.Random(3)
-    stored = await Stored.create(api)
+    table = await Stored.create(api)
     sizes = (1000, 70, 20, 129, 1)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files[:3])
-    gone = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    lost = [(path, at) for path, positions in gone.items() for at in positions]
-    await stored.commit(deletes=[stored.position_deletes(lost)])
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files[:3])
+    removed = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
+    lost = [(path, at) for path, positions in removed.items() for at in positions]
+    await table.commit(deletes=[table.position_deletes(lost)])
     for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
-            expected = set(range(first, rows)) - gone[file.path]
+            expected = set(range(first, rows)) - removed[file.path]
             assert decode_rows(actual[file.path]["rows"]) == expected
             assert actual[file.path]["count"] == len(expected)
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
-    stored = await Stored.create(api)
-    await stored.commit([stored.data_file([(1, "a", 1.5, 1)])])
+    table = await Stored.create(api)
+    await table.commit([table.data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
         ({"where": "id = "}, "not valid SQL"),
@@ -425,11 +425,11 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
-    await stored.commit(files)
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
+    await table.commit(files)
     first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
-    await stored.commit([stored.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
+    await table.commit([table.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
     other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
     assert "start again" in other.error[2]
     actual_files = list(first["files"])

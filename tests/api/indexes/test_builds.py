@@ -28,8 +28,8 @@ async def table(api: Api) -> Api:
     return api
 
 
-def at(build: dict[str, Any], description: str = "") -> str:
-    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{description}"
+def at(build: dict[str, Any], suffix: str = "") -> str:
+    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{suffix}"
 
 
 async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
@@ -186,8 +186,8 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(table: Api) -> 
 
 async def test_registering_a_file_twice_changes_nothing(table: Api) -> None:
     build = await begin(table)
-    one = write(build, "a", index_bytes(build, FILES[:3]))
-    answers = [await register(table, build, one) for _ in range(3)]
+    registration = write(build, "a", index_bytes(build, FILES[:3]))
+    answers = [await register(table, build, registration) for _ in range(3)]
     assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
     assert len((await load_index(table))["index-files"]) == 1
 

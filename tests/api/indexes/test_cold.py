@@ -57,8 +57,8 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running
     for snapshot in table.snapshots:
         for count in (1, 5, 16):
             keys = [some_row(rng, 1)[:2] for _ in range(count)]
-            given = [key_as_json((name, id)) for id, name in keys]
-            answer = await ask(api, given, index="keys", **{"snapshot-id": snapshot.id})
+            json_keys = [key_as_json((name, id)) for id, name in keys]
+            answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
             assert found_rows(answer) == expected_rows(table, snapshot, keys, (1, 2))
             assert answer["complete"]
     assert storage.ranges
@@ -96,11 +96,11 @@ async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
 async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(served: Running, kind: str) -> None:
     api = Api(served)
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
-    await stored.commit(files)
-    await stored.index("by_id", kind, ["id"], files)
-    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await table.commit(files)
+    await table.index("by_id", kind, ["id"], files)
+    (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)

@@ -54,9 +54,9 @@ def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **othe
 async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
     build = await begin(api)
-    sent = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
-    assert (await register(api, build, *sent)).status == 200
-    return build, [one["location"] for one in sent]
+    registrations = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
+    assert (await register(api, build, *registrations)).status == 200
+    return build, [one["location"] for one in registrations]
 
 
 async def kept_paths(api: Api, where: str) -> list[str]:

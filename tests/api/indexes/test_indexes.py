@@ -35,7 +35,7 @@ async def commit(api: Api, body: dict[str, Any]) -> int:
 
 
 async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> None:
-    made = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
+    index = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
     assert json.loads((await properties(table))["seamark.index.ids"]) == {
         "kind": "bloom",
         "columns": ["id"],
@@ -44,14 +44,14 @@ async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> No
     }
     body = (await table("GET", INDEXES)).json
     assert body["snapshot-id"] == 1
-    assert made.pop("index-files") == []
-    assert body["indexes"] == [made]
-    assert made == {
+    assert index.pop("index-files") == []
+    assert body["indexes"] == [index]
+    assert index == {
         "name": "ids",
         "kind": "bloom",
         "state": "enabled",
         "definition": "bloom(id, fpp=0.001)",
-        "definition-id": made["definition-id"],
+        "definition-id": index["definition-id"],
         "columns": ["id"],
         "field-ids": [1],
         "fpp": 0.001,
@@ -139,19 +139,19 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
     build = await begin(table)
     removed_file = file_of("file:///t/gone.parquet", 0, 0, rows=999)
     replaced = file_of(FILES[0].path, 1, 1, rows=11)
-    one = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
+    registration = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
     two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
-    assert (await register(table, build, one, two)).status == 200
+    assert (await register(table, build, registration, two)).status == 200
     index = await load_index(table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
-    assert index["size-in-bytes"] == one["size-in-bytes"] + two["size-in-bytes"]
+    assert index["size-in-bytes"] == registration["size-in-bytes"] + two["size-in-bytes"]
     assert {file["location"]: (file["files"], file["state"]) for file in index["index-files"]} == {
-        one["location"]: (4, "live"),
+        registration["location"]: (4, "live"),
         two["location"]: (4, "live"),
     }
     three = write(build, "three", index_bytes(build, FILES))
-    await register(table, build, three, replaces=[one["location"], two["location"]])
+    await register(table, build, three, replaces=[registration["location"], two["location"]])
     index = await load_index(table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
@@ -166,11 +166,11 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     await define(table)
     build = await begin(table)
     data = index_bytes(build, FILES)
-    one = write(build, "one", data)
-    await register(table, build, one)
+    registration = write(build, "one", data)
+    await register(table, build, registration)
     assert (await load_index(table))["health"] == "ok"
     if damage == "missing":
-        Path(one["location"].removeprefix("file://")).unlink()
+        Path(registration["location"].removeprefix("file://")).unlink()
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
     async with running(tmp_path) as server:  # A new server has not read the file yet.
@@ -178,7 +178,7 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
         assert (await load_index(other))["files"] == 0
         index = await load_index(other)
         assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
-        assert one["location"] in index["index-files"][0]["reason"]
+        assert registration["location"] in index["index-files"][0]["reason"]
         assert len(await missing(other, build)) == 6
     assert (await load_index(table))["files"] == 0
 
@@ -261,8 +261,8 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
 
 async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: Api) -> None:
     await api.table()
-    made = await define(api)
-    assert (made["files-total"], made["health"]) == (0, "ok")
+    index = await define(api)
+    assert (index["files-total"], index["health"]) == (0, "ok")
     assert (await api("GET", INDEXES)).json["snapshot-id"] is None
     assert (await api("GET", "/api/v1/tables/db/nope/indexes")).error[0] == 404
     assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
@@ -285,11 +285,11 @@ async def test_concurrent_definitions_and_commits_all_succeed(table: Api) -> Non
 
 async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
-    made = await define(api)
-    assert made["used"] is None
+    index = await define(api)
+    assert index["used"] is None
     usage = api.server.components.usage
-    usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
-    usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
+    usage.note(uuid, index["definition-id"], files_in=10, files_removed=4, now_ms=50)
+    usage.note(uuid, index["definition-id"], files_in=10, files_removed=9, now_ms=60)
     usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
     assert (await load_index(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
@@ -297,8 +297,8 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
 async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     await define(table)
     build = await begin(table)
-    one = write(build, "one", index_bytes(build, FILES))
-    await register(table, build, one)
+    registration = write(build, "one", index_bytes(build, FILES))
+    await register(table, build, registration)
     left = write(build, "never-registered", b"x")
     store = table.server.components.store
     assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
@@ -310,4 +310,4 @@ async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
-    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (one, left))
+    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (registration, left))

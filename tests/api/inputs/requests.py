@@ -44,8 +44,8 @@ def names() -> Iterator[BadInput]:
     def get(description: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
         return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
-    def post(what: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Names and paths", what, "POST", path, body, status, type_)
+    def post(description: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", description, "POST", path, body, status, type_)
 
     yield get("a NUL in a path", f"{N}/a%00b")
     yield get("a line break in a path", f"{N}/a%0D%0Ab")

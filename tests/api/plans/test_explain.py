@@ -155,7 +155,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
 
     The comparison excludes files that pruning kept although their residual is false.
     """
-    seen = 0
+    count = 0
     for seed in range(300, 330):
         for case in cases(seed, tmp_path, 4):
             if case.number == 0:
@@ -182,5 +182,5 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
                 residuals[text] = residuals.get(text, 0) + 1
             reported = {json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]}
             assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
-            seen += len(tasks)
-    assert seen > 200
+            count += len(tasks)
+    assert count > 200

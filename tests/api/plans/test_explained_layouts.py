@@ -77,20 +77,20 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     await api.table(properties=TARGET)
     files = [file_of(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
-    seen = 0
+    count = 0
     for _ in range(12):
         low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
         actual_layouts = await layouts(api, f"id >= {low} AND id <= {low + span}")
         if ("id",) in actual_layouts:
-            seen += 1
+            count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(actual_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
         actual_layouts = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
-        seen += 1
+        count += 1
         true = count_kept_files(letters.ravel(), (letters, first, first + 499))
         assert abs(actual_layouts["data",] - true) <= max(2, 0.3 * true), first
-    assert seen > 15
+    assert count > 15
 
 
 async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api) -> None:

@@ -90,8 +90,8 @@ def _supplier(number: int) -> dict[str, Any]:
 
 
 def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
-    said = {} if predicate is None else {"predicate": predicate}
-    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **said, **more}
+    options = {} if predicate is None else {"predicate": predicate}
+    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **more}
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
@@ -241,11 +241,11 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
 async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
     join = supplier("s_key BETWEEN 250 AND 449")
-    made = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
+    plans = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
     explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
-    assert made.files == explained.files == 3
-    assert made.joins == explained.joins
-    assert made.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
+    assert plans.files == explained.files == 3
+    assert plans.joins == explained.joins
+    assert plans.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
 
 
@@ -287,13 +287,13 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
 async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
-    one = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
-    await one.commit([one.file([{"id": number} for number in range(3)])])
+    lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
+    await lake.commit([lake.file([{"id": number} for number in range(3)])])
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    other = dataclasses.replace(one, name="other")
-    await one.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
+    other = dataclasses.replace(lake, name="other")
+    await lake.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
     await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
     files = {}
     for name in ("one", "other"):

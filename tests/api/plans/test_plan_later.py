@@ -58,17 +58,17 @@ async def test_plan_that_reads_very_much_is_answered_later(planned: Api, monkeyp
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
-    async with running(tmp_path) as one, running(tmp_path) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(3), snapshot_id=1)
-        plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
+    async with running(tmp_path) as first, running(tmp_path) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
+        await append(first_api, "t", tens(3), snapshot_id=1)
+        plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
-        while (done := await there("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+        while (done := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
         assert numbers(done) == [0, 1, 2]
-        assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
-        other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
+        other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
 
 

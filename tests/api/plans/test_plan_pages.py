@@ -74,12 +74,12 @@ async def test_pages_belong_to_their_plan_whatever_is_committed_later(paged: Api
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(30), snapshot_id=1)
-        whole = await here("POST", f"{T}/plan", {})
-        assert await pages(there, whole) == list(range(30))
+    async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
+        await append(first_api, "t", tens(30), snapshot_id=1)
+        whole = await first_api("POST", f"{T}/plan", {})
+        assert await pages(second_api, whole) == list(range(30))
 
 
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(

@@ -225,10 +225,10 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         api = Api(server)
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        made = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
-        assert [one["name"] is not None for one in made] == [True, True, False, True]
-        assert made[2]["files"] == 1
-        assert made[3] == made[0]
+        plan = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
+        assert [one["name"] is not None for one in plan] == [True, True, False, True]
+        assert plan[2]["files"] == 1
+        assert plan[3] == plan[0]
 
 
 async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: Path) -> None:
@@ -321,8 +321,8 @@ async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp
     assert await late.files_of_plan(name) == [0]
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await late.server.components.housekeeping.round()
-    for gone in (name, NAME, "t", "nosuch"):
-        assert (await late("POST", f"{OWN}/{gone}/lease", {})).error[:2] == (404, "NoSuchTableException")
+    for removed_ids in (name, NAME, "t", "nosuch"):
+        assert (await late("POST", f"{OWN}/{removed_ids}/lease", {})).error[:2] == (404, "NoSuchTableException")
     for bad in ({"lease-s": 0}, {"lease": 5}, []):
         assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
 

@@ -117,6 +117,6 @@ async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None
         ({**body, "tables": [{**table, "start": AT + 1, "end": AT + 2}]}, PLANS, 400),
         (body, OTHERS, 404),
     ]
-    for given, headers, status in wrong:
-        answer = await late("POST", f"{OWN}/v/plan-views", given, headers=headers)
-        assert answer.error[0] == status, (given, headers, answer.raw)
+    for input_value, headers, status in wrong:
+        answer = await late("POST", f"{OWN}/v/plan-views", input_value, headers=headers)
+        assert answer.error[0] == status, (input_value, headers, answer.raw)

@@ -414,15 +414,15 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 
 async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
-    async with running(tmp_path) as one, running(tmp_path) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
+    async with running(tmp_path) as first, running(tmp_path) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
         for count in range(1, 5):
-            await append(here, "t", tens(count), snapshot_id=count)
-            for api in (there, there, here):
+            await append(first_api, "t", tens(count), snapshot_id=count)
+            for api in (second_api, second_api, first_api):
                 assert numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
-        await here("DELETE", T)
-        assert (await there("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
+        await first_api("DELETE", T)
+        assert (await second_api("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
 
 
 async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Path) -> None:

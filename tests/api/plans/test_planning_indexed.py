@@ -60,10 +60,10 @@ async def index(api: Api, chosen_range: range) -> Path:
     data = b"".join(
         encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
     )
-    said = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
-    answer = await register(api, build, said)
+    registration = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
+    answer = await register(api, build, registration)
     assert answer.status == 200, answer.raw
-    return Path(said["location"].removeprefix("file://"))
+    return Path(registration["location"].removeprefix("file://"))
 
 
 async def page(api: Api, token: str) -> list[int]:

@@ -43,14 +43,14 @@ async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
         await api.table()
         await append(api, "t", tens(FILES), snapshot_id=1)
         await define(api, kind="bitmap", columns=["id"])
-        begun = await begin(api)
+        build = await begin(api)
         term = Term(1, "id", "identity", "long", "long")
         listed_files = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
         built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
-            encode_index_file(begun["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
         )
-        assert (await register(api, begun, write(begun, "i.puffin", data))).status == 200
+        assert (await register(api, build, write(build, "i.puffin", data))).status == 200
         yield api
 
 
@@ -189,7 +189,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
 
     path = f"{T[:-1]}doubles/plan"
     below = {"type": "and", "left": comparison("gt", 3.0), "right": comparison("lt", 9.0)}
-    for filter, kept in (
+    for filter, kept_count in (
         (comparison("gt", 3.0), [1, 2, 3]),
         (comparison("gt-eq", 3.0), [1, 2, 3]),
         ({"type": "not", "child": comparison("lt", 3.0)}, [1, 2, 3]),
@@ -202,7 +202,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         (below, []),
     ):
         for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
-            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept, filter
+            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
     assert numbers(await doubles("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
     assert numbers(await doubles("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
 

@@ -62,10 +62,10 @@ def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: 
         actual = bound(json)
         assert isinstance(actual, AnyOf)
         assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
-    known = {"type": "eq", "term": "n", "value": 5}
-    joined = bound({"type": "and", "left": predicate, "right": known})
+    known_values = {"type": "eq", "term": "n", "value": 5}
+    joined = bound({"type": "and", "left": predicate, "right": known_values})
     assert isinstance(joined, AllOf)
-    assert bound(known) in joined.children
+    assert bound(known_values) in joined.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:
@@ -83,8 +83,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
     if depth and rng.random() < 0.6:
-        one, other = condition(rng, depth - 1), condition(rng, depth - 1)
-        return rng.choice([And(one, other), Or(one, other), Not(one)])
+        first, other = condition(rng, depth - 1), condition(rng, depth - 1)
+        return rng.choice([And(first, other), Or(first, other), Not(first)])
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
     kind = rng.choice([*COMPARED, In, NotIn, IsNull])

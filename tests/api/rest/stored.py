@@ -156,16 +156,16 @@ class Stored(LiveTable):
         results = []
         for file in snapshot.data:
             rows = rows_of(file)
-            gone: set[int] = set()
+            removed: set[int] = set()
             for delete in snapshot.deletes:
                 if delete.content == 1:
                     if delete.sequence >= file.sequence and delete.partition == file.partition:
-                        gone |= {at for path, at in delete.positions if path == file.path}
+                        removed |= {at for path, at in delete.positions if path == file.path}
                 elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
-                    gone |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
-            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
+                    removed |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
+            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in removed]
         return results
 
 

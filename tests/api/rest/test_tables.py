@@ -324,11 +324,11 @@ async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path
         api = Api(server)
         location = "s3://bucket/lake/db/t"
         staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
-        for request, given in (("", False), ("vended-credentials", True), ("remote-signing", False)):
+        for request, is_vended in (("", False), ("vended-credentials", True), ("remote-signing", False)):
             headers = {"X-Iceberg-Access-Delegation": request} if request else {}
             answer = (await api("POST", TABLES, staged, headers=headers)).json
-            assert (answer["config"].get("s3.secret-access-key") == "a-secret") is given
-            assert bool(answer.get("storage-credentials")) is given
+            assert (answer["config"].get("s3.secret-access-key") == "a-secret") is is_vended
+            assert bool(answer.get("storage-credentials")) is is_vended
             assert answer["config"].get("s3.remote-signing-enabled") == (
                 "true" if request == "remote-signing" else None
             )

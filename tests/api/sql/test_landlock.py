@@ -56,7 +56,7 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
     reported = json.loads(done.stdout)
     assert reported.pop("changes")
     assert reported.pop("reads")
-    assert {name: description for name, description in reported.items() if description == "done"} == {
+    assert {name: outcome for name, outcome in reported.items() if outcome == "done"} == {
         "read inside": "done",
         "thread: read inside": "done",
     }

@@ -49,9 +49,9 @@ class Site:
     async def sql(
         self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any
     ) -> Answer:
-        given = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
+        request_headers = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
         return await self.api(
-            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**given, **(headers or {})}
+            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**request_headers, **(headers or {})}
         )
 
 
@@ -234,8 +234,8 @@ async def test_size_of_answers_is_limited(home: Path) -> None:
         many = await site.sql("rita", "SELECT id FROM db.t")
         assert many.status == 400
         assert "sql_rows_limit" in many.json["error"]["message"]
-        some = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
-        assert (len(some.json["rows"]), some.json["complete"]) == (4, False)
+        partial_answer = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
+        assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
         wide = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
         assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
 

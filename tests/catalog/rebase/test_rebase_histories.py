@@ -35,7 +35,7 @@ class Model:
             snapshot = head(metadata, branch)
             files = read_snapshot(snapshot)
             assert {path: file.records for path, file in files.items()} == expected, f"{about}: {branch}"
-            totals = [int(snapshot["summary"][f"total-{description}"]) for description in ("data-files", "records")]
+            totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
             assert totals == [len(expected), sum(expected.values())], about
             for path, file in files.items():
                 kept = self.numbers.setdefault((branch, path), file.sequence_number)

@@ -182,7 +182,7 @@ class History:
                 live[row["content"]][file.path] = file
         assert {path: file.records for path, file in live[0].items()} == self.files, about
         assert live[1].keys() == self.deletes, about
-        totals = [int(snapshot["summary"][f"total-{description}"]) for description in ("data-files", "records")]
+        totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
         assert totals == [len(self.files), sum(self.files.values())], about
         for path, file in (live[0] | live[1]).items():
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
@@ -314,10 +314,10 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
             assert answer.status == 409, await answer.text()
         results = {}
-        for description in ("health", "timeline"):
-            async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{description}") as answer:
+        for route in ("health", "timeline"):
+            async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{route}") as answer:
                 assert answer.status == 200, await answer.text()
-                results[description] = await answer.json()
+                results[route] = await answer.json()
     assert "replacement with other rows" in {problem["problem"] for problem in results["health"]["problems"]}
     (other_row,) = [
         instant["summary"]["other-rows"]

@@ -134,10 +134,10 @@ class Statements(Comparisons):
             text, result, name = self.projection(scope, named, depth, outer, kind)
             if window and kind is None and number == 0:
                 text, result, name = self.window(scope), "long", None
-            taken = {one.lower() for one, _ in columns}
-            if name is None or name.lower() in taken or self.chance(0.3):
+            used_names = {one.lower() for one, _ in columns}
+            if name is None or name.lower() in used_names or self.chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
-                name = f"p{number}" if name.lower() in taken else name
+                name = f"p{number}" if name.lower() in used_names else name
                 text = f"{text} {self.rng.choice(['AS ', ''])}{quoted(name)}"
             items.append(text)
             columns.append((name, result))
@@ -148,9 +148,9 @@ class Statements(Comparisons):
     ) -> tuple[str, str, str | None]:
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.chance(0.75):
-            one = self.rng.choice(fitting)
-            text = self.reference(one, scope)
-            return f"({text})" if self.chance(0.05) else text, one.kind, one.name
+            column = self.rng.choice(fitting)
+            text = self.reference(column, scope)
+            return f"({text})" if self.chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.chance(0.3):
             aggregate = self.aggregate(scope, named, "count(*)")
@@ -187,9 +187,9 @@ class Statements(Comparisons):
         items.append("count(*) AS n")
         columns.append(("n", "long"))
         if able and self.chance(0.5):
-            one = self.rng.choice(able)
-            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(one, scope)}) AS m")
-            columns.append(("m", one.kind))
+            column = self.rng.choice(able)
+            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(column, scope)}) AS m")
+            columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
         if named_keys:
             every = ", ".join(named_keys)
@@ -274,29 +274,31 @@ class Statements(Comparisons):
     def source_list(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
-            taken = {one.owner.lower() for one in scope if one.owner is not None}
+            used_names = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
                 right, more = (
-                    self.unnested(taken) if self.chance(self.listed_share) else self.source(named, depth, outer, taken)
+                    self.unnested(used_names)
+                    if self.chance(self.listed_share)
+                    else self.source(named, depth, outer, used_names)
                 )
                 text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
                 continue
             if self.chance(0.12):
-                text, scope = self.lateral(text, scope, named, taken)
+                text, scope = self.lateral(text, scope, named, used_names)
                 continue
-            right, more = self.bracket(named, depth, outer, taken)
+            right, more = self.bracket(named, depth, outer, used_names)
             text, scope = self.joined(text, scope, right, more, named, depth, outer)
         return text, scope
 
-    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+    def unnested(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
         return text, [Column(column, "long", alias)]
 
-    def lateral(self, text: str, scope: Scope, named: list[Stored], taken: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+    def lateral(self, text: str, scope: Scope, named: list[Stored], used_names: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         query = self.lateral_query(scope, named) if self.chance(0.6) else None
         if query is not None:
             inner, columns = query
@@ -344,7 +346,7 @@ class Statements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, named: list[Stored], description: str) -> str | None:
+    def aggregate(self, scope: Scope, named: list[Stored], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         correlated_pair = self.correlated_pair(scope, named)
         if correlated_pair is None:
@@ -352,9 +354,7 @@ class Statements(Comparisons):
         table, name, away = correlated_pair
         own = [Column(name, table.columns[name], "qq")]
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
-        return (
-            f"SELECT {description} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
-        )
+        return f"SELECT {kind} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
 
     def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
@@ -372,10 +372,10 @@ class Statements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
 
-    def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
-        text, scope = self.source(named, depth, outer, taken)
+    def bracket(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+        text, scope = self.source(named, depth, outer, used_names)
         if self.chance(0.12):
-            inner = {one.owner.lower() for one in scope if one.owner is not None} | taken
+            inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
             other, more = self.source(named, depth, outer, inner)
             text, scope = self.joined(text, scope, other, more, named, depth, outer)
             return f"({text})", scope
@@ -401,10 +401,10 @@ class Statements(Comparisons):
             and one.plain
         ]
         if shared and self.chance(0.3):
-            one = self.rng.choice(shared)
-            merged = Column(one.name, one.kind, None)
-            rest = [other for other in both if other.name.lower() != one.name.lower()]
-            return f"{text} {kind} {right} USING ({self.spelled(one.name)})", [merged, *rest]
+            column = self.rng.choice(shared)
+            merged = Column(column.name, column.kind, None)
+            rest = [other for other in both if other.name.lower() != column.name.lower()]
+            return f"{text} {kind} {right} USING ({self.spelled(column.name)})", [merged, *rest]
         on = [self.simple(both)] if self.chance(0.3) else [self.beside(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))
@@ -413,8 +413,8 @@ class Statements(Comparisons):
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
-    def source(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+    def source(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         shape = self.rng.random()
         if shape < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
@@ -435,7 +435,7 @@ class Statements(Comparisons):
             text = self.spelled(one.name)
             if one.name.lower() not in hidden and self.chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
-            if one.name.lower() not in taken and self.chance(0.4):
+            if one.name.lower() not in used_names and self.chance(0.4):
                 return text, [Column(name, kind, one.name) for name, kind in columns]
             text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
         if self.chance(0.15):
@@ -449,8 +449,8 @@ class Statements(Comparisons):
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
-            one = self.rng.choice(able) if able and self.chance(0.1) else None
-            extreme = None if one is None else self.extreme_comparison(one, self.reference(one, scope), named)
+            column = self.rng.choice(able) if able and self.chance(0.1) else None
+            extreme = None if column is None else self.extreme_comparison(column, self.reference(column, scope), named)
             if extreme is not None:
                 parts.append(extreme)
             elif depth > 1 and self.chance(0.2):
@@ -463,7 +463,7 @@ class Statements(Comparisons):
                 owners = sorted({str(one.owner) for one in scope if one.owner is not None})
                 sides = [[one for one in scope if one.owner == owner] for owner in owners]
                 either = [
-                    self.comparison(one, scope) for side in sides if (one := self.one_of(side, scope)) is not None
+                    self.comparison(column, scope) for side in sides if (column := self.one_of(side, scope)) is not None
                 ]
                 parts.append(f"({' OR '.join(either)})" if either else self.simple(scope))
             else:
@@ -480,30 +480,30 @@ class Statements(Comparisons):
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
             return self.simple(scope)
-        one = self.rng.choice(able)
+        column = self.rng.choice(able)
         aggregate = self.aggregate(scope, named, "count(*)")
         if aggregate is not None and self.chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.chance(0.2):
-            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind, able[0].kind])
-            pair = [self.reference(one, scope), self.reference(able[0], scope)]
+            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
+            pair = [self.reference(column, scope), self.reference(able[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
-        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind])
+        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind])
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} = ANY ({inner})"
+            return f"{self.reference(column, scope)} = ANY ({inner})"
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
+            return f"{self.reference(column, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
         if self.chance(0.3):
-            return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
+            return f"{self.reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         if self.chance(0.3):
             return (
-                self.extreme_comparison(one, self.reference(one, scope), named)
-                or f"{self.reference(one, scope)} = ANY ({inner})"
+                self.extreme_comparison(column, self.reference(column, scope), named)
+                or f"{self.reference(column, scope)} = ANY ({inner})"
             )
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
-        return f"{self.reference(one, scope)} {negated}IN ({inner})"
+            return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
+        return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
     def extreme_comparison(self, column: Column, name: str, named: list[Stored]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
@@ -590,19 +590,19 @@ class Statements(Comparisons):
         """
         own = {one.owner.lower() for one in scope if one.owner is not None}
         pairs = [
-            (one, other)
-            for one in scope
+            (column, other)
+            for column in scope
             for other in outer
-            if one.kind == other.kind
-            and self.can_name(one, scope)
+            if column.kind == other.kind
+            and self.can_name(column, scope)
             and other.owner is not None
             and other.owner.lower() not in own
             and [o.owner for o in outer if o.name.lower() == other.name.lower()].count(other.owner) == 1
         ]
         if not pairs:
             return self.simple(scope)
-        one, other = self.rng.choice(pairs)
+        first, other = self.rng.choice(pairs)
         away = f"{self.spelled(str(other.owner))}.{self.spelled(other.name)}"
         if self.chance(0.3):
             return f"{away} = {self.literal(other.kind)}"
-        return f"{self.reference(one, scope)} = {away}"
+        return f"{self.reference(first, scope)} = {away}"

@@ -114,15 +114,15 @@ def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
     for _ in range(30):
-        one, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
+        first, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
-            for tree, put in ((one, replace_node), (other, lambda old, new: old.replace(new))):
+            for tree, put in ((first, replace_node), (other, lambda old, new: old.replace(new))):
                 hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
                 put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
-        assert one.sql() == other.sql()
-        assert one == other
-        for node in one.walk():
+        assert first.sql() == other.sql()
+        assert first == other
+        for node in first.walk():
             for child in node.iter_expressions():
                 assert child.parent is node
                 assert child.arg_key is not None

@@ -71,9 +71,9 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     statement: str, session: Session, expected: str, request: tuple[str, ...]
 ) -> None:
-    done, wanted = await rewritten(statement, session)
+    done, plan_request = await rewritten(statement, session)
     assert done.statement == expected
-    assert [one.table for one in wanted] == [request]
+    assert [one.table for one in plan_request] == [request]
     assert (done.files, done.considered_files) == (1, 100)
     assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(request)}=1/100; ms=")
 
@@ -253,8 +253,8 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
 
 
 async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> None:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.snapshot_id is not None:
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.snapshot_id is not None:
             raise NotFound("", status=404)
         return {}
 
@@ -264,8 +264,8 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
 
 
 async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.filter == filter_of("x = 2"):
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.filter == filter_of("x = 2"):
             raise BadRequest("", status=400)
         return {}
 
@@ -320,9 +320,9 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
     def plan(expected: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if expected.past else {}
 
-    known = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    done, _ = await rewritten(union, plan=plan, tables=known)
+    done, _ = await rewritten(union, plan=plan, tables=known_values)
     assert done.statement is None
     kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
     done, _ = await rewritten(kept_statement, plan=plan)

@@ -71,13 +71,15 @@ def prune(
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
-        kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+        condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
         dimensions = "".join(partners_of(rng, scans, (number,))) if joined else ""
         either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
         rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{dimensions}){either}")
+        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({condition}{dimensions}){either}")
         if dimensions:
-            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{dimensions})").fetchall()[0][0]
+            left_out += connection.execute(f"SELECT count(*) {rows} {condition} AND NOT (TRUE{dimensions})").fetchall()[
+                0
+            ][0]
         replacements.append(read_from_view(scan, name))
         names.append(name)
     return splice(text, replacements), names, left_out
@@ -246,7 +248,7 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
     return f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
 
 
-def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str]:
+def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[str]:
     """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
@@ -257,7 +259,7 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.named_extreme_query() if named else extreme_query(rng, statements)
+            text = statements.named_extreme_query() if is_named else extreme_query(rng, statements)
             if text is None:
                 continue
             try:
@@ -271,10 +273,10 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
     return counts
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, named: bool) -> None:
-    reported = compare_extremes(14, lakes_count, named=named)
+def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
+    reported = compare_extremes(14, lakes_count, is_named=is_named)
     assert reported["exact"] > 0, reported
     assert reported["fewer"] > 0, reported
 

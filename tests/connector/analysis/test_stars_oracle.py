@@ -140,12 +140,12 @@ class Stars:
         """
         if self.chance(0.4):
             return on
-        one, _, other = on.partition(" = ")
+        first, _, other = on.partition(" = ")
         branches = []
         for _ in range(self.rng.choice([2, 2, 3])):
-            joined = self.rng.choice([on, on, f"{other} = {one}", f"({on})", f"{on} AND {on}"])
+            joined = self.rng.choice([on, on, f"{other} = {first}", f"({on})", f"{on} AND {on}"])
             if self.chance(0.1):
-                joined = self.rng.choice([f"{one} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
+                joined = self.rng.choice([f"{first} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
             branches.append(f"({joined} AND {self.branch(names)})")
         return f"({' OR '.join(branches)})"
 

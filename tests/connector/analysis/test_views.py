@@ -163,11 +163,11 @@ async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed()
 
 async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     """Another schema has a view with the same name, which reads another table."""
-    there = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
+    other_view = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
     outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
     server = Seamark(views={"top": outer})
-    server.views |= {("db", "v"): inner, ("there", "v"): there}
+    server.views |= {("db", "v"): inner, ("there", "v"): other_view}
     async with rewriter(server) as new_rewriter:
         done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
     assert done.statement is not None
@@ -202,13 +202,13 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
-    for refused, others in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+    for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
         server = Seamark(views=dict(NESTED), answer=naming(refused))
         async with rewriter(server) as new_rewriter:
             done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (done.statement is None) == (refused == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert request == [one for one in others if (refused, one) != ("v", "mid")], (
+        assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused != "top":

@@ -92,8 +92,8 @@ def scans_of(
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
     scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
-    known = {mark: stored[number] for mark, number in marks.items()}
-    return known, scans
+    known_values = {mark: stored[number] for mark, number in marks.items()}
+    return known_values, scans
 
 
 def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
@@ -106,9 +106,9 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
         )
         partners = "".join(tables.partners(rng, (number,)))
         name = f"plan~{number}"
-        kept = f"{tables.condition(number)}{partners}"
+        condition = f"{tables.condition(number)}{partners}"
         connection.execute(
-            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {kept}"
+            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
         text = quote_name(name) + (reference.alias_needed or "")
         new.append(Replacement(reference.start, reference.end, text))

@@ -68,17 +68,17 @@ class Column:
                 }
             case "map":
                 key, value = self.children
-                made = {"type": MAP, "key-id": key.id, "key": key.type_json}
-                return {**made, "value-id": value.id, "value-required": False, "value": value.type_json}
+                json = {"type": MAP, "key-id": key.id, "key": key.type_json}
+                return {**json, "value-id": value.id, "value-required": False, "value": value.type_json}
         return self.kind
 
     @property
     def json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
+        json: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
         if self.initial is not None:
             default = render(self.kind, self.initial, "spec")
-            made |= {"initial-default": default, "write-default": default}
-        return made
+            json |= {"initial-default": default, "write-default": default}
+        return json
 
     def take_ids(self, json: dict[str, Any]) -> None:
         """Set the ids of the column and its children to those that the server has assigned."""

@@ -189,10 +189,10 @@ class Life:
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
             **{self._evolve: 4, self._partition: 1, self._sql_change: 3, self._sql_insert: 1},
         }
-        chosen = self._rng.choices(list(steps), list(steps.values()))[0]
+        choice = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
-        self.counts[chosen.__name__.strip("_")] += 1
-        return f"{chosen.__name__.strip('_')} {chosen()}"
+        self.counts[choice.__name__.strip("_")] += 1
+        return f"{choice.__name__.strip('_')} {choice()}"
 
     def _append(self) -> str:
         known_keys, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
@@ -256,28 +256,28 @@ class Life:
         return str(rows)
 
     def _replace(self, rows: Sequence[Row], by: Column | None, columns: Sequence[Column] | None) -> None:
-        def is_older(one: Row, other: Row) -> bool:
+        def is_older(first: Row, other: Row) -> bool:
             if by is None:
                 return False
-            mine, theirs = by.of(one), by.of(other)
+            mine, theirs = by.of(first), by.of(other)
             return theirs is not None if mine is None else theirs is not None and bool(mine < theirs)
 
-        stored, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
+        stored_keys, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
             known = latest.get(self._key(row))
             if known is None or not is_older(row, known):
                 latest[self._key(row)] = row
         for key, row in latest.items():
-            old = stored.get(key)
+            old = stored_keys.get(key)
             if old is not None and is_older(row, old):
                 continue
             if columns is None:
-                stored[key] = row
+                stored_keys[key] = row
                 continue
-            named = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
+            names = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
             before = {column.id: column.initial for column in self._columns} if old is None else old
-            stored[key] = before | {number: row[number] for number in named}
-        self.rows = list(stored.values())
+            stored_keys[key] = before | {number: row[number] for number in names}
+        self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
         rows, mode = self._batch(), self._rng.choice(MODES)
@@ -365,33 +365,33 @@ class Life:
         rng, columns = self._rng, self._columns
         used = {field["source-id"] for field in self._spec}
         free = [column for column in columns if column not in self._keys and column.id not in used]
-        what = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
-        if what in ("drop", "readd") and free:
+        operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
+        if operator in ("drop", "readd") and free:
             gone = rng.choice(free)
             columns.remove(gone)
             for row in self.rows:
                 row.pop(gone.id, None)
-            if what == "readd":
+            if operator == "readd":
                 self._change_schema()
                 columns.append(self._new_any(default=True))
                 columns[-1].name = gone.name
-        elif what == "add" and len(columns) < len(NAMES):
+        elif operator == "add" and len(columns) < len(NAMES):
             columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
-        elif what == "rename" and len(columns) < len(NAMES):
+        elif operator == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._new("int").name
-        elif what == "swap" and len(columns) > 1:
-            one, other = rng.sample(columns, 2)
-            one.name, other.name = other.name, one.name
-        elif what == "move":
+        elif operator == "swap" and len(columns) > 1:
+            first, other = rng.sample(columns, 2)
+            first.name, other.name = other.name, first.name
+        elif operator == "move":
             rng.shuffle(columns)
-        elif what == "extend":
+        elif operator == "extend":
             structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
-            for one in rng.sample(structs, min(1, len(structs))):
-                one.children.append(self._inner(f"n{self._last_id}", 1))
-        elif what == "promote":
+            for first in rng.sample(structs, min(1, len(structs))):
+                first.children.append(self._inner(f"n{self._last_id}", 1))
+        elif operator == "promote":
             self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
         self._change_schema()
-        return f"{what}: {[column.json for column in columns]}"
+        return f"{operator}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
         keys = {id(one.children[0]) for column in columns for one in column.walk() if one.kind == MAP}

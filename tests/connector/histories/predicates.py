@@ -29,8 +29,8 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         word, other = rng.choice((("and", "or"), ("or", "and")))
-        made = {"type": word, "left": left[0], "right": right[0]}
-        return made, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
+        document = {"type": word, "left": left[0], "right": right[0]}
+        return document, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches

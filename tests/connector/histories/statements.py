@@ -84,10 +84,10 @@ def literal(kind: str, value: Any) -> str:
 
 def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quoted(column.name)
-    stored = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
+    stored_keys = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
 
     def value() -> Any:
-        return rng.choice(stored) if stored and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
+        return rng.choice(stored_keys) if stored_keys and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
 
     match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
         case "IS NULL":

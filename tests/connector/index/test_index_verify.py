@@ -67,10 +67,10 @@ def states(client: IndexClient, name: str) -> dict[str, str]:
     }
 
 
-def swap_blobs(one: Path, other: Path) -> None:
+def swap_blobs(first: Path, other: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
-    for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
+    opened = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    for path, mine, blob in ((first, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
         header = mine.header
         parts = assemble(
             header.definition, header.kind, mine.files, [blob], table_uuid=header.table_uuid, field_ids=header.field_ids
@@ -98,10 +98,10 @@ def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> Non
     assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
     # A data file that two index files describe counts once.
     index_file = index_paths(client, "record")[0]
-    begun = client.start_build("db.t", "record")
-    copy = f"{begun['folder']}/copy"
+    started_build = client.start_build("db.t", "record")
+    copy = f"{started_build['folder']}/copy"
     size = Storage().write(copy, [index_file.read_bytes()])
-    client.register_index_files("db.t", "record", begun["build-id"], [(copy, size)])
+    client.register_index_files("db.t", "record", started_build["build-id"], [(copy, size)])
     assert audit_index(client, "db.t", "record", sample=0).rows == 123
 
 
@@ -194,10 +194,10 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     report = client.quarantine_index_file
 
     def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
-        begun = client.start_build("db.t", "bloom")
-        size = Storage().write(f"{begun['folder']}/merged", [whole])
-        merged = [(f"{begun['folder']}/merged", size)]
-        client.register_index_files("db.t", "bloom", begun["build-id"], merged, replaces=[old])
+        started_build = client.start_build("db.t", "bloom")
+        size = Storage().write(f"{started_build['folder']}/merged", [whole])
+        merged = [(f"{started_build['folder']}/merged", size)]
+        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old])
         return report(*arguments, **more)
 
     path = Path(old.removeprefix("file://"))

@@ -343,13 +343,16 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         while [one["event"] for one in reported].count("index built") < 2:
             reported.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=60)
-    assert process.returncode == 0, rest
+        _, remaining_output = process.communicate(timeout=60)
+    assert process.returncode == 0, remaining_output
     assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (reported[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
+    assert (reported[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
+        "indexer started",
+        "SIGTERM",
+    )
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:

@@ -194,15 +194,15 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
     model: dict[str, tuple[str, int]] = {}
     for step in range(14):
-        chosen = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
-        input_doubles = doubles(*((x, 0.0, step) for x in chosen))
+        sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
+        input_doubles = doubles(*((x, 0.0, step) for x in sample))
         how: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
             change = delete(client, "db.t", keys=input_doubles, key=["x"], **how)
-            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in chosen}}
+            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in sample}}
         else:
             change = upsert(client, "db.t", input_doubles, keys=["x"], **how)
-            model |= {repr(x + 0.0): (repr(x), step) for x in chosen}
+            model |= {repr(x + 0.0): (repr(x), step) for x in sample}
         assert not change.duplicate
         assert numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:

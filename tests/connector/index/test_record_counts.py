@@ -73,8 +73,8 @@ class Grown:
 
     def upsert(self, updated: int, inserted: int) -> None:
         stored = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
-        given = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
-        report = upsert(self.client, "db.t", rows(given, 1), keys=["k"], mode=self.mode)
+        keys = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
+        report = upsert(self.client, "db.t", rows(keys, 1), keys=["k"], mode=self.mode)
         assert (report.updated, report.inserted) == (updated, inserted)
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 

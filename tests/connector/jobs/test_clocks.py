@@ -256,11 +256,11 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         late, *others = (write(location, number) for number in range(100))
         os.utime(late, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
-        begun, prepared = asyncio.Event(), asyncio.Event()
+        started, prepared = asyncio.Event(), asyncio.Event()
 
         async def delete_later(self: LocalObjects, at: str) -> None:
             if at.endswith(late.name):
-                begun.set()
+                started.set()
                 await prepared.wait()
             await delete(self, at)
 
@@ -273,7 +273,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
-            await begun.wait()
+            await started.wait()
             add = [file for path in (late, *others) for file in _make_change(path)["add"]]
             answer = await _commit(served, {"add": add})
             assert (await removal).files == 1

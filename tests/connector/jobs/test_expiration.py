@@ -439,7 +439,7 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, 
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("file:///a/b.parquet", "file:/a/b.parquet"),
         ("file:///a/b.parquet", "/a/b.parquet"),
@@ -448,6 +448,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, 
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_spellings_of_a_location_are_equal_when_normalized(one: str, other: str) -> None:
-    assert normalize_location(one) == normalize_location(other)
-    assert normalize_location(one) != normalize_location(f"{other}x")
+def test_spellings_of_a_location_are_equal_when_normalized(first: str, other: str) -> None:
+    assert normalize_location(first) == normalize_location(other)
+    assert normalize_location(first) != normalize_location(f"{other}x")

@@ -301,10 +301,10 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
     counted = 0
     for task in plan(client, opened, stats=["price"]):
         counts = task.file["nan-value-counts"]
-        known = dict(zip(counts["keys"], counts["values"], strict=True))
+        known_values = dict(zip(counts["keys"], counts["values"], strict=True))
         read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert known[4] == sum(price != price for price in read)
-        counted += known[4]
+        assert known_values[4] == sum(price != price for price in read)
+        counted += known_values[4]
     assert counted == nans > 0
 
 

@@ -115,14 +115,14 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
-            before, held = entries(table), read(client)
+            before, rows_before = entries(table), read(client)
             ids_before = lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
             assert entries(table) == before
-            assert read(client) == held
+            assert read(client) == rows_before
             assert ids_before is None or lineage(client) == ids_before
             if report["snapshot-id"] is not None:
                 rewritten += 1
@@ -201,8 +201,8 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
         assert run_manifests(client, ("db", "t")) == {}
-        held = read(client)
-        assert held.total() == 12 + 1 + 10
+        rows_before = read(client)
+        assert rows_before.total() == 12 + 1 + 10
         served.run(rewrite._cleanup.close())
         paths: set[Path] = set()
         for snapshot in catalog.load_table("db.t").metadata.snapshots:

@@ -96,8 +96,8 @@ def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: Index
     call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
     answer = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
-    printed, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
-    assert printed["properties"][0]["source"] == "table"
+    output, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
+    assert output["properties"][0]["source"] == "table"
     assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
     call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
     call(nested, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")

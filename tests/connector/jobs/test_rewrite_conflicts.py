@@ -65,16 +65,16 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"),
     ):
         run_statement(client, statement, utc=True, wait_s=0.1)
-    held, waits = threading.Event(), threading.Event()
+    locked, waits = threading.Event(), threading.Event()
 
     def hold() -> None:
         with rewrite_lease(client, "db.t", job="a merge"):
-            held.set()
+            locked.set()
             waits.wait(60)
 
     with ThreadPoolExecutor(2) as threads:
         holder = threads.submit(hold)
-        assert held.wait(60)
+        assert locked.wait(60)
         waiter = threads.submit(run_statement, client, statement, utc=True)
         assert not waiter.done()
         waits.set()
@@ -137,10 +137,10 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 
             works = [write]
 
-            def after_writer(*arguments: Any, works: list[Any] = works, **named: Any) -> Any:
+            def after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
                 if works:
                     works.pop()()
-                return commit(*arguments, **named)
+                return commit(*arguments, **options)
 
             with monkeypatch.context() as patched:
                 patched.setattr(replacements, "commit", after_writer)

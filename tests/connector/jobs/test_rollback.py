@@ -190,7 +190,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             elif later == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
-            kept_entries, held = entries(now), read(client)
+            kept_entries, rows_before = entries(now), read(client)
             lived = lineage(client) if version == 3 else set()
             try:
                 done = undo_job(client, "db.t")
@@ -207,10 +207,10 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)
             assert entries(catalog.load_table("db.t")) == kept_entries
-            assert read(client) == held
+            assert read(client) == rows_before
             assert not lived or lineage(client) == lived
             append(client, "db.t", rows(range(200, 203)))  # The table still accepts commits after the undo.
-            assert read(client).total() == held.total() + 3
+            assert read(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes
     assert outcomes["undone after append"], outcomes

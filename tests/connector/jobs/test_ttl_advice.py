@@ -74,9 +74,9 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     payload = next(one for one in actual["advice"] if one["column"] == "payload")
     assert payload["partitions"] == payload["files"] == 36
     environment = {"SEAMARK_URL": client.url}
-    shown = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
-    assert shown.exit_code == 0, shown.output
-    assert payload["statement"] in " ".join(shown.output.split())
+    output = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
+    assert output.exit_code == 0, output.output
+    assert payload["statement"] in " ".join(output.output.split())
     statement = parse_statement(payload["statement"])
     assert statement is not None
     done = run_statement(client, statement, utc=True)

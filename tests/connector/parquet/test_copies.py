@@ -291,13 +291,13 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
 
 def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    one, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
         "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
-        f"TO '{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
+        f"TO '{first}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
     )
     pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), other)
-    merge([one, other], out, schema)
+    merge([first, other], out, schema)
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 

@@ -111,11 +111,11 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         if is_encrypted:
             schemes.append(scheme(paths[-1], target))
     out = tmp_path / "out.parquet"
-    chosen = rng.choice([*schemes, None])
+    choice = rng.choice([*schemes, None])
     keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
-    merge(paths, out, target, keys=keys, encryption=None if chosen is None else keys.create_encryption(chosen))
+    merge(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
     expected = pa.concat_tables(parts).select(kept_names)
-    table = pq.read_table(out) if chosen is None else encrypted.read(out)
+    table = pq.read_table(out) if choice is None else encrypted.read(out)
     assert table.cast(expected.schema).equals(expected), seed
     with SourceFile(str(out), Storage(), keys=keys) as merged:
         source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
@@ -162,19 +162,19 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
     Objects are read in blocks.
     """
     rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
-    one, two, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first, second, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
     prefixed = pe.create_encryption_properties(
         KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=signed
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
-    pq.write_table(rows, one, encryption_properties=prefixed, **options)
+    pq.write_table(rows, first, encryption_properties=prefixed, **options)
     with pytest.raises(Unreadable, match="its AAD prefix is not stored in the file"):
-        merge([one], out, SIMPLE, keys=GivenKeys(KEY))
+        merge([first], out, SIMPLE, keys=GivenKeys(KEY))
     footer = FileKey(os.urandom(32), None)
     merge(
-        [one, one],
-        two,
+        [first, first],
+        second,
         SIMPLE,
         Objects(),
         keys=GivenKeys(KEY, aad_prefix=b"table"),
@@ -184,11 +184,11 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
     )
     given_keys = GivenKeys(footer.key, {"text": KEY})
     again = FileKey(KEY, None)
-    merge([two], out, SIMPLE, keys=given_keys, encryption=FileEncryption(again, [again, again], signed=signed))
+    merge([second], out, SIMPLE, keys=given_keys, encryption=FileEncryption(again, [again, again], signed=signed))
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
-        merge([two], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
+        merge([second], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:

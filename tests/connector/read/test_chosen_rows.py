@@ -77,9 +77,9 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     ]
     assert not coded
     for share in (0.001, 0.1, 0.2):
-        chosen = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
-        read = read_chosen(reading, opened.storage, list(zip(tasks, chosen, strict=True)))
-        for rows, whole, positions in zip(read, everything, chosen, strict=True):
+        sample = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
+        read = read_chosen(reading, opened.storage, list(zip(tasks, sample, strict=True)))
+        for rows, whole, positions in zip(read, everything, sample, strict=True):
             is_chosen = np.isin(whole.column(len(names)).to_numpy(), positions)
             actual = pa.Table.from_batches(rows, whole.schema)
             assert actual.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
@@ -92,8 +92,8 @@ def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
     reals: list[list[str]] = []
 
-    def counting(*given: object) -> list[str]:
-        reals.append(real(*given))
+    def counting(*arguments: object) -> list[str]:
+        reals.append(real(*arguments))
         return reals[-1]
 
     monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", counting)

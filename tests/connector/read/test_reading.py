@@ -103,44 +103,47 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
         if isinstance(value, float) and math.isnan(value):
             return op in ("not-eq", "gt", "gt-eq")
         return compare(op, value, tree.value)
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return evaluate(children[0], row, negated=not negated)
     results = [evaluate(child, row, negated=negated) for child in children]
-    return any(results) if (what == "or") != negated else all(results)
+    return any(results) if (operator == "or") != negated else all(results)
 
 
 # Whole tables
 
 
-async def history(stored: Stored, rng: random.Random, commits: int) -> None:
+async def history(stored_table: Stored, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
-        before = stored.snapshots[-1] if stored.snapshots else Snapshot(0, [], [])
+        before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
-            stored.data_file(
-                [some_row(rng, part) if stored.partitioned else odd_row(rng) for _ in range(rng.choice([1, 40, 150]))],
+            stored_table.data_file(
+                [
+                    some_row(rng, part) if stored_table.partitioned else odd_row(rng)
+                    for _ in range(rng.choice([1, 40, 150]))
+                ],
                 group_rows=rng.choice([16, 1000]),
             )
             for _ in range(rng.randint(0 if before.data else 1, 2))
         ]
-        mine = [one for one in before.data if not stored.partitioned or one.partition == (part,)]
+        mine = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
         deletes = []
         if mine and rng.random() < 0.7:
             spots = {(one.path, rng.randrange(one.record_count)) for one in mine for _ in range(rng.randint(0, 12))}
             paths = {path for path, _ in spots}
-            held = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
-            if stored.version > 2:
-                fresh = {path: {at for one, at in spots if one == path} for path in paths - held}
-                deletes += stored.vectors(fresh, part) if fresh else []
+            vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
+            if stored_table.version > 2:
+                fresh = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                deletes += stored_table.vectors(fresh, part) if fresh else []
             elif spots:
-                deletes.append(stored.position_deletes(spots, part))
+                deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
             keys = [tuple(some_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
-            deletes.append(stored.equality_deletes(ids, keys, part))
-        await stored.commit(data, deletes)
+            deletes.append(stored_table.equality_deletes(ids, keys, part))
+        await stored_table.commit(data, deletes)
 
 
 def normal(row: Any) -> tuple[Any, ...]:
@@ -169,17 +172,17 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             await made.index(f"by_{name}", "bitmap", [name], made.snapshots[-1].data[: rng.randint(1, 9)])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     seen: Counter[str] = Counter()
     for turn in range(40):
-        snapshot = rng.choice(stored.snapshots)
+        snapshot = rng.choice(stored_table.snapshots)
         tree = some_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
         where: Any = None if turn < 4 else sql_text(tree) if in_text else filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
         actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
-        for path, at, row in stored.live_rows(snapshot):
+        for path, at, row in stored_table.live_rows(snapshot):
             held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
@@ -205,8 +208,8 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: S
         await made.index("by_id", "bitmap", ["id"], files)
         return made
 
-    stored = served.run(make())
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    stored_table = served.run(make())
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
     actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
     assert actual.to_arrow().to_pylist() == [{"name": "n500"}]
@@ -249,9 +252,9 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         await made.commit([made.data_file(rows, group_rows=10)])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, _: group in groups)
     actual = scan(client, "db.t", where=where)
     assert actual.to_arrow().to_pylist() == whole
@@ -269,8 +272,8 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
         await made.commit([made.data_file(rows, group_rows=100)])
         return made
 
-    stored = served.run(make())
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    stored_table = served.run(make())
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column == "id" or group == 7)
     actual = scan(client, "db.t", ["name", "id"], "id = 51")
     assert actual.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
@@ -309,19 +312,22 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
         await history(made, random.Random(version), 6)
         return made
 
-    stored = served.run(make())
-    last = len(stored.snapshots)
+    stored_table = served.run(make())
+    last = len(stored_table.snapshots)
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
         now = {one.path: one for one in plan(client, after)}
         reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
-        gone = set()
+        removed = set()
         for task in plan(client, before):
             part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
             for batch in reader.read(part):
-                gone |= set(zip(*batch.to_pydict().values(), strict=True))
-        rows = [{(path, at) for path, at, _ in stored.live_rows(stored.snapshots[one - 1])} for one in (first, last)]
-        assert gone == rows[0] - rows[1]
+                removed |= set(zip(*batch.to_pydict().values(), strict=True))
+        rows = [
+            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[one - 1])}
+            for one in (first, last)
+        ]
+        assert removed == rows[0] - rows[1]
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
@@ -371,16 +377,16 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
         await made.commit(deletes=[made.position_deletes([(files[0].path, 0)])])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     opened = open_table(client, "db.t", At())
     expected = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
     def error_of(**changed: Any) -> str:
-        given = {name.replace("_", "-"): value for name, value in changed.items()}
+        options = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
-            list(read_task(ScanTask({**task.file, **given}, task.deletes), expected, opened.storage))
-        assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
+            list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened.storage))
+        assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
     assert "'orc' are not supported" in error_of(file_format="orc")
@@ -390,7 +396,7 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")
     assert str(deletes) in error_of()
-    assert stored.snapshots
+    assert stored_table.snapshots
 
 
 def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served, client: SeamarkClient) -> None:

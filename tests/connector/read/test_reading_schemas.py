@@ -69,10 +69,10 @@ def create_evolved_table(url: str) -> None:
         table = catalog.create_table("db.e", schema=schema)
 
         def append(start: int) -> None:
-            made = table.schema().as_arrow()
+            written_table = table.schema().as_arrow()
             rng = random.Random(start)
-            rows = [drawn(rng, made, number) for number in range(start, start + 40)]
-            table.append(pa.Table.from_pylist(rows, schema=made))
+            rows = [drawn(rng, written_table, number) for number in range(start, start + 40)]
+            table.append(pa.Table.from_pylist(rows, schema=written_table))
 
         append(0)
         with table.update_schema() as update:

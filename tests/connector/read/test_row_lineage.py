@@ -51,15 +51,15 @@ class Model:
         actual_lineage = lineage(client)
         assert actual_lineage.keys() == self.rows.keys() == kept | changed | new, note
         now = sequence(client)
-        for one in kept:
-            assert actual_lineage[one] == self.ids[one], f"{note}: row {one} was only copied"
-        for one in changed:
-            assert actual_lineage[one] == (self.ids[one][0], now), f"{note}: row {one} was updated"
-        for one in new:
-            row_id, number = actual_lineage[one]
-            assert number == now, f"{note}: row {one} is new"
+        for id_ in kept:
+            assert actual_lineage[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+        for id_ in changed:
+            assert actual_lineage[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+        for id_ in new:
+            row_id, number = actual_lineage[id_]
+            assert number == now, f"{note}: row {id_} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {one} has an id that another row had"
+            assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in actual_lineage.items()}
         assert len({row_id for row_id, _ in actual_lineage.values()}) == len(actual_lineage), note
@@ -172,8 +172,10 @@ def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClie
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        made = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
-        return pa.Table.from_pylist(made, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())]))
+        expected_rows = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
+        return pa.Table.from_pylist(
+            expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
+        )
 
     append(client, "db.t", rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))
     upsert(client, "db.t", rows_with_ids((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)

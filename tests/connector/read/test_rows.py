@@ -26,8 +26,8 @@ def stored(served: Served) -> Stored:
         await made.index("marks", "bitmap", ["id"], files)
         return made
 
-    found: Stored = served.run(make())
-    return found
+    table: Stored = served.run(make())
+    return table
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ def read_rows(client: IndexClient) -> list[tuple[int, int]]:
 def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
     real = module.plan
 
-    def plan(*args: Any, **named: Any) -> Any:
+    def plan(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, "plan", real)
         swap(client)
-        return real(*args, **named)
+        return real(*args, **options)
 
     monkeypatch.setattr(module, "plan", plan)
 

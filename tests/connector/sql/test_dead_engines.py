@@ -39,8 +39,8 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_java_is_reported_differently_from_missing_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-    done = CliRunner().invoke(cli, given)
+    command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
+    done = CliRunner().invoke(cli, command)
     assert done.exit_code == 2
     assert JDK in done.output
     assert "pip install" not in done.output
@@ -65,8 +65,8 @@ def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
     for name, home in (("JAVA_HOME", "jdk"), ("SPARK_HOME", "spark")):
         with monkeypatch.context() as patch:
             patch.setenv(name, str(tmp_path / home))
-            given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-            assert "spark-submit was started" in CliRunner().invoke(cli, given).output, name
+            command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
+            assert "spark-submit was started" in CliRunner().invoke(cli, command).output, name
 
 
 class Session:

@@ -159,9 +159,9 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
         )
         new = []
         for at, scan in enumerate(scans):
-            kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+            condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
             partners = "".join(partners_of(random.Random(f"{number}/{at}"), scans, (at,)))
-            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {kept}{partners}"
+            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
             plain.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
             left_out += plain.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"

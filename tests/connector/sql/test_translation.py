@@ -308,12 +308,12 @@ _TABLES = {
 def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
     result = {}
     for name in sorted(names):
-        prefix, _, rest = name.partition("_")
+        prefix, _, tail = name.partition("_")
         if prefix == _TABLES[node.name.lower()]:
             kind = (
-                BIGINT if rest.endswith("key") else INTEGER if rest in ("size", "availqty", "linenumber") else VARCHAR
+                BIGINT if tail.endswith("key") else INTEGER if tail in ("size", "availqty", "linenumber") else VARCHAR
             )
-            kind = decimal(12, 2) if rest in _DECIMALS else DATE if rest.endswith("date") else kind
+            kind = decimal(12, 2) if tail in _DECIMALS else DATE if tail.endswith("date") else kind
             result[name] = kind
     return result
 

@@ -21,8 +21,8 @@ TRINO = Coordinator("http://trino", "")
 
 async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
     """Return the header that says what the proxy did."""
-    given = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
-    _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=given)
+    request_headers = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
+    _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=request_headers)
     return str(answer["X-Seamark-Plan"])
 
 

@@ -51,7 +51,7 @@ def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
 
 def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
     class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *given: object) -> None:
+        def log_message(self, format: str, *arguments: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as other:

@@ -108,9 +108,9 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
 
     def write(client: IndexClient, step: Step) -> Report:
         columns = ["note"] if step.kind == "partial" else None
-        given = pa.Table.from_pylist(step.rows, ARROW)
-        said = {"step": str(step.number)}
-        return upsert(client, "db.t", given, keys=["id"], columns=columns, mode=mode, summary=said)
+        input_table = pa.Table.from_pylist(step.rows, ARROW)
+        options = {"step": str(step.number)}
+        return upsert(client, "db.t", input_table, keys=["id"], columns=columns, mode=mode, summary=options)
 
     return make_step, write
 
@@ -228,9 +228,9 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
     before = served.written_files()
-    tried = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
+    attempts = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
-    assert (report.attempts, tried[0]) == (1, 1)
+    assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
     assert len(served.written_files() - before) == report.files_written
     again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)

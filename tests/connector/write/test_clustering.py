@@ -157,8 +157,8 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     count = rng.randint(0, 60)
 
     def column(kind: pa.DataType, rows: int) -> pa.Array:
-        drawn = [rng.choice([None, *range(6)]) for _ in range(rows)]
-        return pa.array(drawn, pa.int64()).cast(kind)
+        random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]
+        return pa.array(random_values, pa.int64()).cast(kind)
 
     table = [column(kind, count) for kind in kinds]
     # Integers of different widths are equal.

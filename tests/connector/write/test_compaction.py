@@ -62,8 +62,8 @@ def create(
     catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
 ) -> None:
     catalog.create_namespace_if_not_exists("db")
-    given = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
-    catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=given)
+    options = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
+    catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=options)
 
 
 def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +285,8 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         change()
         return written
 
-    def open_meddled(*given: Any, **named: Any) -> Any:
-        opened = open_again(*given, **named)
+    def open_meddled(*given: Any, **options: Any) -> Any:
+        opened = open_again(*given, **options)
         if rng.random() < 0.4:
             change()
         return opened
@@ -314,7 +314,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             if version == 3:
                 after = lineage()
                 assert {one: after[one] for one in model.keys() & before.keys() - touched} == {
-                    one: before[one] for one in model.keys() & before.keys() - touched
+                    record: before[record] for record in model.keys() & before.keys() - touched
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)

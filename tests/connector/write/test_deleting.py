@@ -273,8 +273,8 @@ def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
     (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
     path = file["file-path"]
     deletes: tuple[dict[str, Any], ...] = ()
-    for gone in ((3, 4), (4, 9), (0,)):
-        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*gone), deletes)], reader).files
+    for removed_ids in ((3, 4), (4, 9), (0,)):
+        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*removed_ids), deletes)], reader).files
     mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]

@@ -261,12 +261,12 @@ class Unlocated(Step):
     """A step that changes rows by equality deletes instead of lookups."""
 
     def take(self, client: IndexClient, name: str) -> None:
-        said = {"step": str(self.number)}
-        given = pa.Table.from_pylist(self.rows, ARROW)
+        options = {"step": str(self.number)}
+        input_table = pa.Table.from_pylist(self.rows, ARROW)
         if self.kind == "upsert":
-            upsert(client, name, given, keys=["id"], summary=said, strategy=EQUALITY)
+            upsert(client, name, input_table, keys=["id"], summary=options, strategy=EQUALITY)
         else:
-            delete(client, name, keys=given.select(["id"]), summary=said, strategy=EQUALITY)
+            delete(client, name, keys=input_table.select(["id"]), summary=options, strategy=EQUALITY)
 
 
 def mixed_steps(rng: random.Random, count: int) -> list[Step]:

@@ -61,14 +61,14 @@ def write_data_file(
     rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
     """Write one unpartitioned data file and return its ContentFile."""
-    made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
+    written_table = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
     if to.ordering is not None:
-        made = to.ordering.sort(made)
+        written_table = to.ordering.sort(written_table)
     writer = open_data_file_writer(to, location)
     try:
-        step = row_group_rows or max(1, made.num_rows)
-        for start in range(0, made.num_rows, step):
-            writer.write(made.slice(start, step))
+        step = row_group_rows or max(1, written_table.num_rows)
+        for start in range(0, written_table.num_rows, step):
+            writer.write(written_table.slice(start, step))
         return finish_data_file(writer, to, ())
     except BaseException:
         writer.abort()

@@ -56,9 +56,9 @@ def create(
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-def rows(*given: tuple[Any, ...]) -> pa.Table:
+def rows(*arguments: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
-    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in given], ARROW)
+    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in arguments], ARROW)
 
 
 def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
@@ -394,9 +394,9 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
         (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
-    for given, how, says in cases:
+    for value, how, says in cases:
         with pytest.raises(Unwritable, match=says):
-            upsert(client, "db.t", given, **how)
+            upsert(client, "db.t", value, **how)
         assert served.written_files() == before, says
         assert read_rows(client) == [(1, "de", None, None)], says
 

@@ -32,10 +32,10 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
     Return a list with the number of commit attempts.
     """
-    real, left, tried = CommitClient.commit, list(works), [0]
+    real, left, attempts = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        tried[0] += 1
+        attempts[0] += 1
         if left:
             work = left.pop(0)
             monkeypatch.setattr(CommitClient, "commit", real)
@@ -45,7 +45,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
         return answer
 
     monkeypatch.setattr(CommitClient, "commit", commit)
-    return tried
+    return attempts
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -62,9 +62,9 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
         fresh.extend(served.written_files() - before)
 
-    tried = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, other)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
-    assert (report.attempts, tried[0]) == (2, 2)
+    assert (report.attempts, attempts[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
@@ -127,10 +127,10 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         create(client, fields=[FIELDS[1]])
 
     before = served.written_files()
-    tried = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, other)
     with pytest.raises(Conflict):
         change(client)
-    assert tried[0] == 1
+    assert attempts[0] == 1
     assert served.written_files() == before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
@@ -169,10 +169,10 @@ def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
-    tried = meanwhile(monkeypatch)
+    attempts = meanwhile(monkeypatch)
     with pytest.raises(BadRequest):
         upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
-    assert tried[0] == 1
+    assert attempts[0] == 1
 
 
 def upgrade(client: IndexClient, version: int) -> None:

@@ -47,23 +47,25 @@ class Step:
     where: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
-        said: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
+        options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
         how: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
-        given = pa.Table.from_pylist(self.rows, ARROW)
+        input_table = pa.Table.from_pylist(self.rows, ARROW)
         match self.kind:
             case "append":
-                return append(client, name, given, **said)
+                return append(client, name, input_table, **options)
             case "unlocated":
-                return upsert(client, name, given, keys=["id"], strategy=EQUALITY, **said)
+                return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
-                return upsert(client, name, given, keys=["id"], precombine=self.by, **how, **said)
+                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **how, **options)
             case "partial":
-                return upsert(client, name, given, keys=["id"], precombine=self.by, columns=["note"], **how, **said)
+                return upsert(
+                    client, name, input_table, keys=["id"], precombine=self.by, columns=["note"], **how, **options
+                )
             case "keys":
-                return delete(client, name, keys=given, key=["id"], **how, **said)
+                return delete(client, name, keys=input_table, key=["id"], **how, **options)
             case "where":
                 land, ts = self.where
-                return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **said)
+                return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
         raise AssertionError(self.kind)
 
     def repeat(self, client: IndexClient, name: str) -> None:

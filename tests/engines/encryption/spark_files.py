@@ -53,12 +53,12 @@ def main(folder: Path, classes: str) -> None:
         for part in range(2):
             rows = [(number, f"t{part} {number % 97}", [f"{number}"] * (number % 3)) for number in range(ROWS)]
             writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
-            given = {f"parquet.encryption.{key}": value for key, value in options.items()}
-            given |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
-            given["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
+            write_options = {f"parquet.encryption.{key}": value for key, value in options.items()}
+            write_options |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
+            write_options["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
             if name == "version2":
-                given["parquet.writer.version"] = "v2"
-            writer.options(**given).parquet(str(folder / f"{name}-{part}"))
+                write_options["parquet.writer.version"] = "v2"
+            writer.options(**write_options).parquet(str(folder / f"{name}-{part}"))
     print("written", flush=True)
     sys.stdin.readline()
     for path in sorted(folder.glob("ours*.parquet")):

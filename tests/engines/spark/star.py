@@ -15,9 +15,7 @@ from seamark.connector.spark.query.queries import RewrittenQuery, rewrite_query
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(
-    f"'write.{description}.mode'='merge-on-read'" for description in ("delete", "update", "merge")
-)
+MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
 SALES = (
     "id, IF(id % 17 = 0, NULL, CAST(id DIV 12 AS int)) AS item, IF(id % 13 = 0, NULL, id % 9) AS store, "
     "date_add(DATE'2026-01-01', CAST(id DIV 4 AS int)) AS day, "

@@ -155,8 +155,8 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
                 else:
                     delete(lake.client, "db.t", keys=pa.table({"id": removed_model}), mode="merge-on-read")
                     lake.spark.sql(f"REFRESH TABLE {name}")
-                for one in removed_model:
-                    del model[one]
+                for id_ in removed_model:
+                    del model[id_]
                 vectors = Vectors(catalog.load_table("db.t"))
                 shared += sum(count > 1 for count in vectors.live.values())
                 assert not vectors.marked & vectors.live.keys()

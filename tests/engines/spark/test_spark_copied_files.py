@@ -117,11 +117,11 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     actual, read = collect_with_scanned_rows(copied.where("id = 30123"))
     assert [row.id for row in actual] == [30123]
     assert 0 < read <= 500
-    stored = {row.k for row in copied.select("k").collect()}
-    absent = next(k for k in range(50_000, 100_003) if k not in stored)
+    stored_keys = {row.k for row in copied.select("k").collect()}
+    absent = next(k for k in range(50_000, 100_003) if k not in stored_keys)
     actual, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
     assert (actual, read) == ([], 0)
-    actual, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored))}"))
+    actual, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
     assert len(actual) == 1
     assert 0 < read <= 20_000
 

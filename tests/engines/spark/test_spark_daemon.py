@@ -30,9 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
     with Seamark(tmp_path_factory.mktemp("forked")) as server:
         with RestCatalog("sea", uri=server.base_url) as catalog:
             catalog.create_namespace("db")
-            made = pa.Table.from_pylist(ROWS)
-            table = catalog.create_table("db.t", schema=made.schema)
-            for half in (made.slice(0, 100), made.slice(100)):
+            written_table = pa.Table.from_pylist(ROWS)
+            table = catalog.create_table("db.t", schema=written_table.schema)
+            for half in (written_table.slice(0, 100), written_table.slice(100)):
                 table.append(half)
         yield server
 

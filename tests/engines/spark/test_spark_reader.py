@@ -50,12 +50,8 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(
-    f"'write.{description}.mode'='merge-on-read'" for description in ("delete", "update", "merge")
-)
-COPY_ON_WRITE = ", ".join(
-    f"'write.{description}.mode'='copy-on-write'" for description in ("delete", "update", "merge")
-)
+MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
+COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operation in ("delete", "update", "merge"))
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,10 @@ class Rig:
         return self.spark.sql(text.replace("{db}", "reads.db"))
 
     def ours(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
-        given = {name.replace("_", "-"): str(value) for name, value in options.items()}
-        reader = self.spark.read.format("seamark").options(uri=self.server.base_url, table=f"db.{table}", **given)
+        write_options = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        reader = self.spark.read.format("seamark").options(
+            uri=self.server.base_url, table=f"db.{table}", **write_options
+        )
         return (reader if schema is None else reader.schema(schema)).load()
 
     def snapshots(self, table: str) -> list[int]:
@@ -201,8 +199,8 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
     judged = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened = open_table(client, f"db.{table}", At())
-        for number, (sql, given) in enumerate(FILTERS):
-            where = expression_of(given, opened.schema)
+        for number, (sql, input_value) in enumerate(FILTERS):
+            where = expression_of(input_value, opened.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
             values = [
@@ -214,12 +212,12 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
 def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
-    for given in (
+    for value in (
         StringContains(("text",), "s"), EqualTo(("n",), "5"), EqualTo(("text",), 5), EqualTo(("n",), True),
         EqualTo(("nt",), AT.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
         Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), AT),
     ):  # fmt: skip
-        assert expression_of(given, schema) is None, given
+        assert expression_of(value, schema) is None, value
 
 
 def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
@@ -419,9 +417,9 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     assert expected
     assert "seamark" in plan_of(few)
     named = ["v", "id"]
-    some = read(rig.spark, "reads.db.big", where, columns=named)
-    assert "seamark" in plan_of(some)
-    assert rows(some) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    partial_answer = read(rig.spark, "reads.db.big", where, columns=named)
+    assert "seamark" in plan_of(partial_answer)
+    assert rows(partial_answer) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     whole = read(rig.spark, "reads.db.big", "k > 77", columns=named)
     assert rows(whole) == rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):

@@ -426,10 +426,10 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         "DELETE FROM {t} WHERE id = 5 OR price < 1",
     ]
     catalog = rig.db.partition(".")[0]
-    given = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
+    command = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
     for statement in statements:
         done = CliRunner().invoke(
-            cli, [*given, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
+            cli, [*command, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
         )
         assert done.exit_code == 0, (statement, done.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
@@ -437,9 +437,9 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
     assert len(rig.held(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(
-        cli, [*given[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
+        cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )
     assert "Engine: spark" in explained.output
-    refused = CliRunner().invoke(cli, [*given, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
+    refused = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
     assert refused.exit_code == 2
     assert "may mean something else" in refused.output

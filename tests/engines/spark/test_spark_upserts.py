@@ -191,15 +191,15 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
     write(rig.frame(model), f"db.many_{version}", client=rig.client)
     upsert(rig.client, f"db.many_{version}", pa.table({"id": [100], "land": ["x"]}), keys=["id"])
     model[100] = ("x", None, None)
-    for gone in (range(0, 80, 2), range(1, 80, 5)):
+    for removed_ids in (range(0, 80, 2), range(1, 80, 5)):
         report = rig.delete(
-            rig.frame(dict.fromkeys(gone, (None, 0, 0))).select("id"),
+            rig.frame(dict.fromkeys(removed_ids, (None, 0, 0))).select("id"),
             f"many_{version}",
             row_mode=MERGE_ON_READ,
             **TASKS,
         )
-        assert report.deleted == len([one for one in gone if one in model])
-        model = {one: row for one, row in model.items() if one not in gone}
+        assert report.deleted == len([one for one in removed_ids if one in model])
+        model = {one: row for one, row in model.items() if one not in removed_ids}
         assert rig.held(f"many_{version}") == model
     if version == 3:
         vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
@@ -230,10 +230,10 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
     values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
-    given = rig.spark.sql(
+    frame = rig.spark.sql(
         f"SELECT CAST(x AS {{kind}}) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)".replace("{kind}", "double")
     )
-    rig.upsert(given, "floats", keys=["k", "w"], **TASKS)
+    rig.upsert(frame, "floats", keys=["k", "w"], **TASKS)
     narrow = rig.spark.sql(
         f"SELECT w, CAST(x AS float) AS k, 1 AS v FROM VALUES {values}, ('nan', 'a'), ('1.5', 'c') AS g(x, w)"
     )
@@ -271,8 +271,8 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", most)
-    given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
-    report = rig.upsert(given, table, **how)
+    frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
+    report = rig.upsert(frame, table, **how)
     assert jobs == ["tasks"] * by_tasks
     assert (report.updated, report.inserted, report.attempts) == (10, 4, 1)
     assert rig.held(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
@@ -289,12 +289,12 @@ def test_driver_accepts_the_configured_number_of_rows(rig: Rig, most: int) -> No
 @pytest.mark.slow
 def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
     rig.create("large")
-    given = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
+    frame = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
     before = conf.get(limit, "1g")
     conf.set(limit, "4m")
     try:
-        report = rig.upsert(given, "large", driver_rows=20_000)
+        report = rig.upsert(frame, "large", driver_rows=20_000)
     finally:
         conf.set(limit, before)
     assert report.inserted == 20_001
@@ -323,13 +323,13 @@ def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], mess
 def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
-    for given, said in (
+    for value, said in (
         ({"keys": ["key"]}, "the rows have no column key"),
         ({"keys": ["id"], "columns": ["v"]}, "the rows have no column v"),
         ({"keys": ["id"], "precombine": "ts"}, "the rows have no column ts"),
     ):
         with pytest.raises(Unwritable, match=said):
-            rig.upsert(frame, "told", **given)
+            rig.upsert(frame, "told", **value)
     with pytest.raises(Unwritable, match="the rows have 2 columns id"):
         rig.upsert(frame.select("id", "id"), "told")
     with pytest.raises(Unwritable, match="the table has no column colour"):

@@ -76,10 +76,10 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
-    held = rig.held(table)
-    assert len({row[0] for one, row in held.items() if one >= 5}) == 20
-    assert held[7][1:] == (9, 9)
-    assert {one: row[1:] for one, row in held.items() if one not in (7, *range(20, 25))} == {
+    rows_before = rig.held(table)
+    assert len({row[0] for one, row in rows_before.items() if one >= 5}) == 20
+    assert rows_before[7][1:] == (9, 9)
+    assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
     assert len(rig.files(table) - before - fresh) == report.files_written
@@ -111,12 +111,12 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
     ran: list[int] = []
 
     def tasks(df: DataFrame, work: Any) -> Any:
-        given = df.toArrow()
-        places = work.distribution.assign_tasks([column_of(given, field) for field in work.distribution.fields])
-        given = given.append_column("_seamark_task", pa.array(places))
+        input_table = df.toArrow()
+        places = work.distribution.assign_tasks([column_of(input_table, field) for field in work.distribution.fields])
+        input_table = input_table.append_column("_seamark_task", pa.array(places))
         results = []
         for number in range(work.distribution.tasks):
-            mine = given.filter(pa.array(places == number)).to_batches()
+            mine = input_table.filter(pa.array(places == number)).to_batches()
             list(upserting.change_task(work, mine))
             results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
             ran.append(number)

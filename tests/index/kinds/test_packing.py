@@ -112,16 +112,16 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> None:
-    one, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
+    first, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     form = form_of(kind)
     assert form is not None
-    left, right = key_of(form, kind, one), key_of(form, kind, other)
+    left, right = key_of(form, kind, first), key_of(form, kind, other)
     if kind == "string":
-        assert isinstance(one, str)
+        assert isinstance(first, str)
         assert isinstance(other, str)
-        assert (left < right) == (list(map(ord, one)) < list(map(ord, other)))  # type: ignore[operator]
+        assert (left < right) == (list(map(ord, first)) < list(map(ord, other)))  # type: ignore[operator]
     else:
-        assert (left < right) == (one < other)  # type: ignore[operator]
+        assert (left < right) == (first < other)  # type: ignore[operator]
 
 
 def test_narrow_range_takes_one_byte_for_each_row() -> None:

@@ -202,17 +202,19 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
-    names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
-    fact = await create_table(rng, api, names["fact"], {**FACT, **KEYED}, 30)
+    table_names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
+    fact = await create_table(rng, api, table_names["fact"], {**FACT, **KEYED}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
-        into_duckdb(con, name, await create_table(rng, api, names[name], columns, rng.choice([0, 1, 2, 5])))
+        into_duckdb(con, name, await create_table(rng, api, table_names[name], columns, rng.choice([0, 1, 2, 5])))
     paths = {file.path: number for number, file in enumerate(fact.data)}
     for _ in range(24):
-        requests, report = joins(rng, names)
-        answer = await api("POST", f"/api/v1/tables/db/{names['fact']}/explain", {"joins": requests, "files": True})
+        requests, report = joins(rng, table_names)
+        answer = await api(
+            "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
+        )
         assert answer.status == 200, (seed, answer.raw, requests)
         used = {
             one.get("transform", "equal")
@@ -265,12 +267,12 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
         fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
         await fact.commit([fact.file([item]) for item in facts])
-        one = await StarTable.create(
+        lake = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
         )
         rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
-        files = [one.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
-        await one.commit(files)
+        files = [lake.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
+        await lake.commit(files)
 
         async def kept(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
             request = {
@@ -292,7 +294,7 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         assert await kept("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         assert await kept(">", "max", 3, exact=False) == [*range(10)]
         assert await kept("<", "max", 9) == []  # null
-        await one.commit(deletes=[one.position_deletes(files[0], [0, 1])])
+        await lake.commit(deletes=[lake.position_deletes(files[0], [0, 1])])
         assert await kept("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 

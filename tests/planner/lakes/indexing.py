@@ -458,11 +458,11 @@ class IndexedTable:
         """Return the columns of the data file with this number, by column id."""
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
-    async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
+    async def index(self, index: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
         """Write and register an index file for the data files with these numbers; `what` is a definition or
         its name.
         """
-        definition = self.definitions[what] if isinstance(what, str) else what
+        definition = self.definitions[index] if isinstance(index, str) else index
         entries = []
         for number in numbers:
             columns = self.columns(number)

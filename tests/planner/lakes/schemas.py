@@ -124,11 +124,11 @@ class SchemaMaker:
 
     @staticmethod
     def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
-        taken: set[str] = set()
+        used_names: set[str] = set()
         results = []
         for field in fields:
-            name = field.name if field.name.lower() not in taken else f"c{field.id}"
-            taken.add(name.lower())
+            name = field.name if field.name.lower() not in used_names else f"c{field.id}"
+            used_names.add(name.lower())
             results.append(replace(field, name=name))
         return tuple(results)
 
@@ -179,8 +179,8 @@ class SchemaMaker:
         ids = [field.id for field in _all_fields(fields) if fits(field)]
         if not ids:
             return fields
-        chosen = self._rng.choice(ids)
-        return self._uniquely_named(list(_map_fields(fields, chosen, change)))
+        choice = self._rng.choice(ids)
+        return self._uniquely_named(list(_map_fields(fields, choice, change)))
 
 
 def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
