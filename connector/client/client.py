@@ -114,7 +114,7 @@ class SeamarkClient:
         Args:
             after: The tokens of rows that each answer has to include, separated by spaces (`StreamTableWriter.token`).
         """
-        self._connections()  # which the copy shares
+        self._open_connections()  # which the copy shares
         client = copy.copy(self)
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
@@ -580,11 +580,11 @@ class SeamarkClient:
         headers = {**own, **content, **self._read_headers, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
-        own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
+        own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._make_timeout(timeout_s)}
         for number in range(self._retries + 1):
             retries = connection_retries(self._retries - number, repeatable=repeatable)
             try:
-                answer = self._connections().request(
+                answer = self._open_connections().request(
                     method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
                 )
             except HTTPError as error:
@@ -600,16 +600,16 @@ class SeamarkClient:
             time.sleep(wait_s)
         raise AssertionError("the loop returns or raises")
 
-    def _timeout(self, read_s: float) -> urllib3.Timeout:
+    def _make_timeout(self, read_s: float) -> urllib3.Timeout:
         return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)
 
-    def _connections(self) -> urllib3.PoolManager:
+    def _open_connections(self) -> urllib3.PoolManager:
         """Return the connections of this process.
 
         A process and its forked child must not share a connection, because their responses would be mixed up.
         """
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
-            timeout = self._timeout(self._timeout_s)
+            timeout = self._make_timeout(self._timeout_s)
             pool = self._pool = (os.getpid(), open_pool(timeout, self.certificates))
         return pool[1]

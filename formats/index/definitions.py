@@ -83,7 +83,9 @@ class IndexDefinition:
         """The id: canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
         registry.
         """
-        terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
+        terms = [
+            {"field-id": term.column_id, "transform": term.transform, "keys": _name_keys(term)} for term in self.terms
+        ]
         content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
         if self.mapping is not None:
             content[_MAPPING] = self.mapping
@@ -137,7 +139,7 @@ class Definitions:
 _NONE = Definitions({}, {})
 
 
-def _keys(term: Term) -> str:
+def _name_keys(term: Term) -> str:
     """Return the name of the form of the term's keys: a type, or the form of a function's keys.
 
     If a column is promoted to a type with other keys, the index becomes another index. For a column this is a
@@ -247,7 +249,7 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     Raises:
         BadRequest: The id is not a definition for this table.
     """
-    content = _object(definition_id)
+    content = _parse_object(definition_id)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
@@ -285,7 +287,7 @@ def _build_definition(
     _check_terms(index_kind, terms)
     if state not in STATES:
         raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_show_value(state)}")
-    return IndexDefinition(name, index_kind.name, tuple(terms), _parameters(index_kind, parameters), state)
+    return IndexDefinition(name, index_kind.name, tuple(terms), _check_parameters(index_kind, parameters), state)
 
 
 def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
@@ -300,7 +302,7 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
 
 
-def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
+def _check_parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
     parameter_names = [parameter.name for parameter in kind.parameters]
     unknown = sorted(str(name) for name in values if name not in parameter_names)
     if unknown:
@@ -309,12 +311,12 @@ def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[st
             f"A {kind.name} index accepts {accepted} in addition to its columns, not {_show_value(unknown[0])}"
         )
     return {
-        parameter.name: _number(parameter, values.get(parameter.name, parameter.default))
+        parameter.name: _check_number(parameter, values.get(parameter.name, parameter.default))
         for parameter in kind.parameters
     }
 
 
-def _number(parameter: IndexParameter, value: Any) -> float:
+def _check_number(parameter: IndexParameter, value: Any) -> float:
     minimum, maximum = parameter.minimum, parameter.maximum
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise BadRequest(
@@ -329,7 +331,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
         return _read_short(name, text, schema, schemas)
-    content = _object(text)
+    content = _parse_object(text)
     kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
     state = content.pop("state", ENABLED)
     if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
@@ -360,19 +362,19 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         elif option[1] in options:
             raise BadRequest(f"{option[1]} is set twice")
         else:
-            options[option[1].lower()] = _option(option[2])
+            options[option[1].lower()] = _parse_option(option[2])
     state = options.pop("state", ENABLED)
     return _build_definition(name, call[1].lower(), terms, options, state)
 
 
-def _option(text: str) -> Any:
+def _parse_option(text: str) -> Any:
     try:
         return float(text)
     except ValueError:
         return text
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -173,7 +173,7 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     """Freeing 200,000 files took a tenth of a second of the loop's time after their answer."""
     freed: list[int] = []
     threads: set[int] = set()
-    free = fair_lock._free
+    free = fair_lock._drop_contents
 
     def watched(held: list[Any]) -> None:
         threads.add(threading.get_ident())
