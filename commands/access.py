@@ -93,7 +93,7 @@ def create(
     async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
         requested = None
         if role is not None:
-            requested = [make_grant(name, role, path) for path in _paths(namespaces)]
+            requested = [make_grant(name, role, path) for path in _parse_paths(namespaces)]
         secret = await create_token(store, clock, name, ttl_s, requested)
         await _audit(store, clock, "createToken", name)
         return secret, await store.grants(name)
@@ -157,7 +157,7 @@ def add(
     """Grant ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
-        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
@@ -182,7 +182,7 @@ def remove(
     """Remove a grant of ROLE to PRINCIPAL with the same namespace."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
-        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
         await store.transact([RemoveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "removeGrant", f"{principal} {_describe_grant(grant)}")
@@ -275,7 +275,7 @@ def _account() -> str:
         return "unknown"
 
 
-def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
+def _parse_paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
     return [parse_path(text) for text in namespaces] if namespaces else [()]
 
 

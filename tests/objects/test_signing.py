@@ -426,7 +426,7 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROM-ENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-token")
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     headers = sign_request(request, settings=settings)["headers"]
     assert "Credential=FROM-ENV/" in headers["Authorization"][0]
     assert "x-amz-security-token" in headers["Authorization"][0]

@@ -42,9 +42,9 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     yield
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
 
 
 def settings(s3: S3, bucket: str, tmp_path: Path, **options: Any) -> Settings:
@@ -92,7 +92,7 @@ async def test_missing_and_wrong_keys_are_reported(
     actual_storage_problem = await storage_problem(wrong, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in actual_storage_problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 

@@ -273,8 +273,8 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
     ],
 )
 def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert server._name_hash(named) == server._name_hash(stored_as)
-    assert server._name_hash(named) != server._name_hash(stored_as + ".parquet")
+    assert server._hash_name(named) == server._hash_name(stored_as)
+    assert server._hash_name(named) != server._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
